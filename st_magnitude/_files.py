@@ -13,6 +13,7 @@ from typing import TextIO
 from filelock import FileLock, Timeout
 
 OWN = ".st-magnitude."  # prefix of the names that only this package uses
+OUR_PAGE = '<meta name="generator" content="st-magnitude">'  # of a report
 WORK = f"{OWN}work"  # in the folder of a run: its settings and its checkpoints
 _LOCK = f"{OWN}lock"
 _NEW = f"{OWN}new"  # what is being written inside of a folder
@@ -20,11 +21,11 @@ _MOVING = f"{OWN}moving"  # all of it, while its files are moved into the folder
 
 
 @contextmanager
-def written(path: str | Path) -> Iterator[TextIO]:
+def written(path: str | Path, mark: str = "") -> Iterator[TextIO]:
     """Yields a text file, which gets its name when all of it is on the disk. A file of that name is
     replaced (see `refuse_foreign`), and its folder is made."""
     path = Path(path)
-    refuse_foreign(path)
+    refuse_foreign(path, mark)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{OWN}{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
@@ -43,10 +44,15 @@ def written(path: str | Path) -> Iterator[TextIO]:
         new.unlink(missing_ok=True)
 
 
-def refuse_foreign(path: Path) -> None:
-    """Refuses (FileExistsError) to replace a link, a folder or a device by a file."""
+def refuse_foreign(path: Path, mark: str = "") -> None:
+    """Refuses (FileExistsError) to replace a link, a folder or a device by a file, or a file that
+    does not begin with a mark of ours."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise FileExistsError(f"{path} is a link or no file; choose another place to write to.")
+    if path.exists():
+        with path.open("rb") as file:
+            if mark.encode() not in file.read(1000):
+                raise FileExistsError(f"{path} was not written by st-magnitude; choose a new file.")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """A server that speaks embedding APIs as documented, with faults to switch on one by one."""
 
+import gzip
 import json
 import threading
 import time
@@ -44,6 +45,7 @@ class EmbeddingServer:
         if "dim" in self.faults:
             rows = rows[:, : self.faults["dim"]]
         rows = rows * self.faults.get("factor", 1.0)
+        rows[: self.faults.get("zeros", 0)] = 0
         answer = rows.tolist()
         if "widths" in self.faults:  # of the answers, from the last one on
             width = self.faults["widths"].pop()
@@ -64,9 +66,8 @@ class EmbeddingServer:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         if faults.get("refuses") in body:
             return 422, {"detail": "Extra inputs are not permitted"}
-        if faults.get("retries", 0):
-            faults["retries"] -= 1
-            return 429, "Too many requests"
+        if faults.get("busy"):
+            return faults["busy"].pop(), "Too many requests"
         texts = body["input"] if "input" in body else body["inputs"]
         # of some status, to all texts or to those over a number of words
         if "says" in faults and max(len(text.split()) for text in texts) > faults.get("over", -1):
@@ -99,6 +100,10 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             path = self.path.split("?")[0]
             status, answer = 404, {"detail": "Not Found"}
+            if server.faults.get("moved") and not path.endswith("/"):
+                status, answer = 307, ""
+                path = ""
+            path = path.rstrip("/")
             if path.endswith(("/embeddings", "/embed")):
                 status, answer = server.answer(path, body, dict(self.headers))
             content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
@@ -107,8 +112,13 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
                     self.wfile.write(part)
                     time.sleep(0.05)
                 self.send_response(status)
-                if "retries" in server.faults:
-                    self.send_header("Retry-After", "0")
+                if status == 307:
+                    self.send_header("Location", server.faults["moved"].format(path=self.path))
+                if "wait" in server.faults:
+                    self.send_header("Retry-After", server.faults["wait"])
+                if server.faults.get("gzip"):
+                    content = gzip.compress(content)
+                    self.send_header("Content-Encoding", "gzip")
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)

@@ -21,6 +21,7 @@ emoji that it knows; and *emoji* that training never saw, in styles that it know
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -34,11 +35,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from benchmarks.data.debian import cache_folder
-from benchmarks.data.lexicons import chance
+from benchmarks.data.cache import cache_folder
 from numpy.typing import NDArray
 
 from st_magnitude.data.beir import DataError
+
+
+def chance(seed: int, *what: str) -> float:
+    """A random number in [0, 1) that depends on nothing but the seed and the strings."""
+    digest = hashlib.blake2b("\t".join([str(seed), *what]).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
 
 
 class _Package(NamedTuple):

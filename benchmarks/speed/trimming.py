@@ -25,7 +25,13 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, TrainerCallback
+from transformers import (
+    AutoModel,
+    BertConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+)
 
 import st_magnitude as stm
 
@@ -43,19 +49,37 @@ def model_of(
     rows: int, width: int, layers: int, tokenizer: PreTrainedTokenizerFast | None = None
 ) -> SentenceTransformer:
     """A model with random weights; one with layers may have a tokenizer of fewer tokens."""
-    words = {"[PAD]": 0, "[UNK]": 1} | {f"w{i}": i for i in range(2, rows)}
-    by_word = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    by_word.pre_tokenizer = pre_tokenizers.Whitespace()
     if not layers:
-        table = StaticEmbedding(by_word, embedding_dim=width)
+        table = StaticEmbedding(by_word(rows), embedding_dim=width)
         return SentenceTransformer(modules=[table], device="cpu")
     heads = {"num_hidden_layers": layers, "num_attention_heads": 12, "intermediate_size": 4 * width}
+    return encoder_of(BertConfig(vocab_size=rows, hidden_size=width, **heads), tokenizer)
+
+
+def by_word(rows: int) -> Tokenizer:
+    """A tokenizer of the words w2, w3, ..."""
+    words = {"[PAD]": 0, "[UNK]": 1} | {f"w{i}": i for i in range(2, rows)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def encoder_of(
+    config: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    attention: str = "sdpa",
+) -> SentenceTransformer:
+    """The mean of the last layer of a model with random weights."""
+    named = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    if tokenizer is None:
+        words = by_word(config.vocab_size)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **named)
     with tempfile.TemporaryDirectory() as folder:
-        BertModel(BertConfig(vocab_size=rows, hidden_size=width, **heads)).save_pretrained(folder)
-        named = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
-        fast = tokenizer or PreTrainedTokenizerFast(tokenizer_object=by_word, **named)
-        fast.save_pretrained(folder)
-        return SentenceTransformer(modules=[Transformer(folder), Pooling(width)], device="cpu")
+        AutoModel.from_config(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        transformer = Transformer(folder, model_kwargs={"attn_implementation": attention})
+    modules = [transformer, Pooling(config.hidden_size)]
+    return SentenceTransformer(modules=modules, device="cpu")
 
 
 class Clock(TrainerCallback):

@@ -13,24 +13,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from benchmarks.speed import encoders, training
-from benchmarks.studies.boilerplate import pages
-from benchmarks.studies.cells import ROOT
-from benchmarks.studies.clusters import clusters
-from benchmarks.studies.compression import compression
-from benchmarks.studies.convergence import convergence
-from benchmarks.studies.copies import copies
+from benchmarks.speed import encoders, epoch, training
+from benchmarks.studies import archive
+from benchmarks.studies.archive import ROOT
 from benchmarks.studies.known import defaults, few_shot, known, mixed, scope
-from benchmarks.studies.magnitude import magnitude
-from benchmarks.studies.norm_sign import norm_sign
-from benchmarks.studies.prior import prior
-from benchmarks.studies.recommendation import recommendation
-from benchmarks.studies.revela import decoder, revela_text
-from benchmarks.studies.sigreg import sigreg
-from benchmarks.studies.temperature import temperature
 
 Table = Callable[[], list[str]]
 PAGES = [
@@ -46,26 +34,15 @@ QUOTING = [
 
 
 TABLES: dict[str, Table] = {
-    **temperature.TABLES,
-    **clusters.TABLES,
-    **compression.TABLES,
-    **convergence.TABLES,
-    **copies.TABLES,
-    **pages.TABLES,
+    **archive.TABLES,
     **known.TABLES,
     "known mixed": mixed.table,
     "known scope": scope.table,
     "known defaults": defaults.table,
     "known few shot": few_shot.table,
-    **{f"norm sign, {base}": partial(norm_sign.table, base) for base in norm_sign.BASES},
-    "revela": revela_text.table,
-    "revela, decoder": decoder.table,
     "whole trainings": training.table,
     "encoders": encoders.table,
-    "decoder": magnitude.decoder_table,
-    **recommendation.TABLES,
-    **sigreg.TABLES,
-    **{f"prior, {name}": partial(prior.table, name) for name in prior.SETTINGS},
+    "one epoch": epoch.table,
 }
 
 

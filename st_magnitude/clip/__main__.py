@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +13,15 @@ from st_magnitude._checks import needs
 from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss
 from st_magnitude.clip.model import rescale_output, unnormalize
 
+_NAME = "python -m st_magnitude.clip"
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    with needs("python -m st_magnitude.clip", "clip"):
+    with needs(_NAME, "clip"):
         from open_clip_train import main as program
     parser = argparse.ArgumentParser(
-        "python -m st_magnitude.clip",
+        _NAME,
+        usage=argparse.SUPPRESS,  # open_clip's follows
         description=__doc__,
         epilog="All arguments of open_clip's program follow.",
         add_help=False,
@@ -58,4 +62,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    sys.argv[0] = _NAME  # as open_clip's usage says it
     main()

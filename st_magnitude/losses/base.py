@@ -29,7 +29,6 @@ from st_magnitude._upstream import SINCE_6_2
 from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.groups import embed_in_groups
 from st_magnitude.losses.passes import Numbers
-from st_magnitude.losses.probe import forget
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.adapters import refuse_frozen
@@ -148,7 +147,6 @@ class EmbeddingLoss(nn.Module):
 
     def prepare_model(self) -> None:
         """Checks the model, prepares it for the similarity, and starts a new run."""
-        forget(self.model)
         self.check_model()
         self._has_begun = False
         model = unwrapped(self.model)

@@ -7,8 +7,9 @@ each, on which SimCSE relies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -41,35 +42,24 @@ def embed_in_groups(
     sentence-transformers' ``embed_columns``, and so are all columns of a model with a BatchNorm,
     and of one that reads padding.
     """
-    kinds = _kinds(columns, encoder)
-    grouped = {place for kind in kinds for place in kind.places}
-    others = [place for place in range(len(columns)) if place not in grouped]
-    parts = _as_upstream(model, columns, others)
     rows: dict[int, Numbers] = {}
-    start = 0
-    for place, part in zip(others, parts, strict=True):
-        rows[place] = start + np.arange(len(part))
-        start += len(part)
     passes: list[_Pass] = []
-    for kind in kinds:
-        for place, found in zip(kind.places, kind.rows, strict=True):
+    start = 0
+    for kind in _kinds(columns, encoder):
+        for place, found in kind.rows().items():
             rows[place] = start + found
         start += len(kind.texts.order)
-        passes += kind.passes(traits_of(encoder).overhead(kind.device.type == "cpu"))
-    missing = 0
-    if passes:
-        number = largest_of_ranks(encoder, len(passes))
-        passes = _split(passes, number)
-        missing = number - len(passes)
-    parts += [model(x.features())["sentence_embedding"] for x in passes]
-    if missing:  # each text has its own pass, and other ranks wait for more
-        shortest = min(passes, key=lambda x: x.length)
-        again = [model(shortest.features())["sentence_embedding"] for _ in range(missing)]
-        parts[0] = parts[0] + 0 * torch.cat(again).sum()
-    embeddings = torch.cat(parts)
+        passes += kind.passes(traits_of(encoder).overhead(kind.is_on_cpu))
+    others = [place for place in range(len(columns)) if place not in rows]
+    parts = _embed(model, passes, encoder)
+    for place, part in zip(others, _as_upstream(model, columns, others), strict=True):
+        rows[place] = start + np.arange(len(part))
+        start += len(part)
+        parts.append(part)
     order = [rows[place] for place in range(len(columns))]
+    embeddings = torch.cat(parts)
     joined = torch.from_numpy(np.concatenate(order)).to(embeddings.device)
-    return list(embeddings[joined].split([len(x) for x in order])), order
+    return list(embeddings[joined].split(list(map(len, order)))), order
 
 
 def sorted_by_length(
@@ -83,8 +73,8 @@ def sorted_by_length(
     """
     texts: dict[int, Sorted] = {}
     for kind in _kinds(columns, encoder):
-        for place, numbers in zip(kind.places, kind.numbers, strict=True):
-            texts[place] = Sorted([numbers], shares_passes(encoder))
+        for column in kind.columns:
+            texts[column.place] = Sorted([column.tokens], shares_passes(encoder))
     found, order = [], []
     start = 0
     for place, features in enumerate(columns):
@@ -102,70 +92,151 @@ def sorted_by_length(
 # --- reading a batch ------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Column:
+    """A column of padded texts."""
+
+    place: int  # in the batch
+    like: Features  # tensors of the types and on the device of its tokens
+    notes: Features  # what is not of its tokens, such as the length of its prompt
+    tokens: Numbers  # (names of `like`, B, L), of which the second is the attention mask
+
+    def pads(self, left: bool) -> bool:
+        """Whether all padding is on one side."""
+        mask = self.tokens[1] != 0
+        before, after = mask[:, :-1], mask[:, 1:]
+        return bool((before <= after).all() if left else (after <= before).all())
+
+
+def _kinds(columns: Sequence[Features], encoder: nn.Module) -> list[_Kind]:
+    """The columns of texts, together where they have the same features, task and prompt. None for a
+    model that embeds a text in another way in other passes."""
+    traits = traits_of(encoder)
+    if traits.depends_on_passes or traits.reads_padding:
+        return []
+    alike: dict[str, list[_Column]] = {}
+    for column in _on_cpu(columns):
+        dtypes = [(name, x.dtype) for name, x in column.like.items()]
+        alike.setdefault(repr((dtypes, column.notes)), []).append(column)
+    kinds = []
+    for same in alike.values():
+        for left in (False, True):
+            if all(column.pads(left) for column in same):
+                kinds.append(_Kind(same, left, len(columns)))
+                break
+    return [] if reads_padding(encoder, map(_Kind.shortest_text, kinds)) else kinds
+
+
+def _on_cpu(columns: Sequence[Features]) -> list[_Column]:
+    """The columns of padded texts.
+
+    This is the one place that waits for a GPU, once a step. It reads the tokens, not the lengths
+    alone, because equal texts are found on the CPU, which then sends each pass its tokens.
+    """
+    found, tensors = [], []
+    for place, features in enumerate(columns):
+        if _is_padded_text(features):
+            like, notes = {}, dict(features)
+            for name in OF_TOKENS:
+                if name in features:
+                    like[name] = notes.pop(name)
+                    tensors.append(like[name].flatten().long())
+            if torch.is_tensor(length := notes.get("prompt_length")):
+                tensors.append(length.flatten().long()[:1])
+            found.append((place, like, notes))
+    if not found:
+        return []
+    flat = torch.cat(tensors).cpu().numpy()
+    read = []
+    for place, like, notes in found:
+        shape = (len(like), *like["input_ids"].shape)
+        size = math.prod(shape)
+        tokens, flat = flat[:size].reshape(shape), flat[size:]
+        if torch.is_tensor(notes.get("prompt_length")):
+            notes["prompt_length"], flat = int(flat[0]), flat[1:]
+        read.append(_Column(place, like, notes, tokens))
+    return read
+
+
+def _is_padded_text(features: Features) -> bool:
+    """Whether features are whole numbers for each token of texts (B, L), with a mask, and notes on
+    all of them."""
+    tokens = features.get("input_ids")
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2 or "attention_mask" not in features:
+        return False
+    for name, x in features.items():
+        if name in OF_TOKENS:
+            if not isinstance(x, Tensor) or x.is_floating_point() or x.shape != tokens.shape:
+                return False
+        elif isinstance(x, Tensor):
+            if name != "prompt_length":
+                return False
+        elif not (x is None or isinstance(x, str | int | float)):
+            return False
+    return features.get("modality", "text") in ("text", "message")
+
+
+# --- passes ---------------------------------------------------------------------------------------
+
+
 class _Kind:
     """Columns whose texts may share a forward pass, by length.
 
     Args:
-        columns: By their places in the batch.
-        numbers: The tokens of each, which are padded on one side.
+        columns: Of one kind, which are padded on one side.
         pads_left: Whether this side is the left one.
         num_columns: Of the batch.
     """
 
-    def __init__(
-        self,
-        columns: dict[int, Features],
-        numbers: Sequence[dict[str, Numbers]],
-        pads_left: bool,
-        num_columns: int,
-    ) -> None:
-        self.places = list(columns)
-        self.numbers = numbers
+    def __init__(self, columns: Sequence[_Column], pads_left: bool, num_columns: int) -> None:
+        self.columns = columns
         self.pads_left = pads_left
-        first = next(iter(columns.values()))
-        self.device = first["input_ids"].device
-        self.notes = _notes(first, numbers[0])
-        self.dtypes = {name: first[name].dtype for name in OF_TOKENS if name in first}
-        shapes = [x["input_ids"].shape for x in numbers]
-        self.upstream_tokens = upstream_tokens(dict(zip(columns, shapes, strict=True)), num_columns)
-        self.width = max(width for _, width in shapes)
+        self.like, self.notes = columns[0].like, columns[0].notes
+        self.is_on_cpu = self.like["input_ids"].is_cpu
+        shapes = {column.place: column.tokens.shape[1:] for column in columns}
+        self.upstream_tokens = upstream_tokens(shapes, num_columns)
+        self.width = max(width for _, width in shapes.values())
         padded = self._padded()
         self.texts = Sorted(padded)
-        # (U, L) by name, the longest texts first
-        self.tokens = {
-            name: np.vstack([x[name] for x in padded])[self.texts.order] for name in self.dtypes
-        }
-        ends = np.cumsum([size for size, _ in shapes])
-        self.rows = np.split(self.texts.rows, ends[:-1])  # (B,) of each column, among its texts
+        # (names, U, L), the longest texts first
+        self.tokens = np.concatenate(padded, axis=1)[:, self.texts.order]
 
-    def _padded(self) -> list[dict[str, Numbers]]:
+    def _padded(self) -> list[Numbers]:
         """The tokens of each column up to the width, padded as its reader pads."""
-        fill = dict.fromkeys(self.dtypes, 0)
-        for numbers in self.numbers:
-            is_padding = numbers["attention_mask"] == 0
+        fill = np.zeros((len(self.like), 1), dtype=np.int64)
+        for column in self.columns:
+            is_padding = column.tokens[1] == 0  # (B, L)
             if is_padding.any():
-                fill = {name: int(numbers[name][is_padding][0]) for name in self.dtypes}
+                fill = column.tokens[:, is_padding][:, :1]
         padded = []
-        for numbers in self.numbers:
-            gap = self.width - numbers["input_ids"].shape[1]
-            room = (0, 0), (gap, 0) if self.pads_left else (0, gap)
-            padded.append(
-                {name: np.pad(numbers[name], room, constant_values=x) for name, x in fill.items()}
-            )
+        for column in self.columns:
+            number, width = column.tokens.shape[1:]
+            gap = np.broadcast_to(fill[:, :, None], (len(fill), number, self.width - width))
+            both = [gap, column.tokens] if self.pads_left else [column.tokens, gap]
+            padded.append(np.concatenate(both, axis=2))
         return padded
 
-    def features(self, begin: int, end: int, length: int) -> Features:
-        """Those of the texts from begin to end, cut to a length."""
-        kept = slice(self.width - length, None) if self.pads_left else slice(length)
-        found = dict(self.notes)
-        for name, dtype in self.dtypes.items():
-            tokens = torch.from_numpy(self.tokens[name][begin:end, kept])
-            found[name] = tokens.to(self.device, dtype)
+    def rows(self) -> dict[int, Numbers]:
+        """The rows (B,) of the texts of each column among those of all passes."""
+        found = {}
+        start = 0
+        for column in self.columns:
+            end = start + column.tokens.shape[1]
+            found[column.place] = self.texts.rows[start:end]
+            start = end
         return found
 
     def passes(self, overhead: float) -> list[_Pass]:
         ends = cuts(self.texts.lengths, overhead, self.upstream_tokens)
         return [_Pass(self, begin, end) for begin, end in pairwise([0, *ends])]
+
+    def features(self, begin: int, end: int, length: int) -> Features:
+        """Those of the texts from begin to end, cut to a length."""
+        kept = slice(self.width - length, None) if self.pads_left else slice(length)
+        found = dict(self.notes)
+        for (name, like), tokens in zip(self.like.items(), self.tokens, strict=True):
+            found[name] = torch.from_numpy(tokens[begin:end, kept]).to(like.device, like.dtype)
+        return found
 
     def shortest_text(self) -> tuple[Features, Features]:
         """Without padding and with that of the batch. An odd length is preferred, because some
@@ -189,85 +260,36 @@ class _Pass:
     def length(self) -> int:
         return int(self.kind.texts.lengths[self.begin])
 
-    def features(self) -> Features:
-        return self.kind.features(self.begin, self.end, self.length)
+    def embed(self, model: Callable[[Features], Features]) -> Tensor:
+        features = self.kind.features(self.begin, self.end, self.length)
+        embeddings: Tensor = model(features)["sentence_embedding"]
+        return embeddings
 
 
-def _kinds(columns: Sequence[Features], encoder: nn.Module) -> list[_Kind]:
-    """The columns of texts, together where they have the same features, task and prompt. None for a
-    model that embeds a text in another way in other passes."""
-    traits = traits_of(encoder)
-    if traits.depends_on_passes or traits.reads_padding:
+def _embed(
+    model: Callable[[Features], Features], passes: list[_Pass], encoder: nn.Module
+) -> list[Tensor]:
+    """The embeddings of each pass. Ranks that share passes make equally many."""
+    if not passes:
         return []
-    places = [place for place, features in enumerate(columns) if _is_padded_text(features)]
-    numbers = dict(zip(places, _on_cpu([columns[i] for i in places]), strict=True))
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for place in places:
-        dtypes = [
-            (name, columns[place][name].dtype) for name in OF_TOKENS if name in columns[place]
-        ]
-        key = (*dtypes, *_notes(columns[place], numbers[place]).items())
-        alike.setdefault(key, []).append(place)
-    kinds = []
-    for same in alike.values():
-        tokens = [numbers[i] for i in same]
-        masks = [x["attention_mask"] != 0 for x in tokens]
-        pads_right = all((x[:, 1:] <= x[:, :-1]).all() for x in masks)
-        if pads_right or all((x[:, 1:] >= x[:, :-1]).all() for x in masks):
-            some = {i: columns[i] for i in same}
-            kinds.append(_Kind(some, tokens, not pads_right, len(columns)))
-    return [] if reads_padding(encoder, map(_Kind.shortest_text, kinds)) else kinds
+    number = largest_of_ranks(encoder, len(passes))
+    while len(passes) < number and max(x.end - x.begin for x in passes) > 1:
+        passes = _halved(passes)
+    parts = [x.embed(model) for x in passes]
+    for _ in range(number - len(passes)):  # each text has its own pass, and other ranks wait
+        shortest = min(passes, key=lambda x: x.length)
+        parts[0] = parts[0] + 0 * shortest.embed(model).sum()
+    return parts
 
 
-def _is_padded_text(features: Features) -> bool:
-    """Whether features are whole numbers for each token of texts (B, L), with a mask, and notes on
-    all of them."""
-    if not {"input_ids", "attention_mask"} <= features.keys():
-        return False
-    notes = {name: x for name, x in features.items() if name not in OF_TOKENS}
-    length = notes.pop("prompt_length", None)
-    if not (length is None or isinstance(length, int | Tensor)):
-        return False
-    if not all(x is None or isinstance(x, str | int | float) for x in notes.values()):
-        return False
-    if notes.get("modality", "text") not in ("text", "message"):
-        return False
-    tokens = [features[name] for name in OF_TOKENS if name in features]
-    return all(
-        isinstance(x, Tensor)
-        and x.ndim == 2
-        and x.shape == tokens[0].shape
-        and not (x.is_floating_point() or x.is_complex())
-        for x in tokens
-    )
-
-
-def _on_cpu(columns: Sequence[Features]) -> list[dict[str, Numbers]]:
-    """The numbers of each tensor of each column.
-
-    This is the one place that waits for a GPU, once a step. It reads the tokens, not the lengths
-    alone, because equal texts are found on the CPU, which then sends each pass its tokens.
-    """
-    tensors = [x for features in columns for x in features.values() if torch.is_tensor(x)]
-    if not tensors:
-        return []
-    flat = torch.cat([x.flatten().long() for x in tensors]).cpu()
-    parts = iter(flat.split([x.numel() for x in tensors]))
-    return [
-        {name: next(parts).view(x.shape).numpy() for name, x in y.items() if torch.is_tensor(x)}
-        for y in columns
-    ]
-
-
-def _notes(features: Features, numbers: dict[str, Numbers]) -> Features:
-    """The features of a column that are not of its tokens, such as the length of its prompt."""
-    notes = {name: x for name, x in features.items() if name not in OF_TOKENS}
-    if "prompt_length" in numbers:
-        notes["prompt_length"] = int(numbers["prompt_length"].flat[0])
-    return notes
-
-
-# --- passes ---------------------------------------------------------------------------------------
+def _halved(passes: list[_Pass]) -> list[_Pass]:
+    """The passes, of which the largest one is two."""
+    sizes = [x.end - x.begin for x in passes]
+    place = sizes.index(max(sizes))
+    largest = passes[place]
+    middle = (largest.begin + largest.end) // 2
+    halves = [replace(largest, end=middle), replace(largest, begin=middle)]
+    return [*passes[:place], *halves, *passes[place + 1 :]]
 
 
 def _as_upstream(
@@ -279,17 +301,3 @@ def _as_upstream(
     if {0, *places} == set(range(len(columns))):
         return embed_columns(model, some, separate_first=0 in places)  # type: ignore[arg-type]
     return [model(features)["sentence_embedding"] for features in some]
-
-
-def _split(passes: list[_Pass], number: int) -> list[_Pass]:
-    """Halves the largest passes until there are a ``number`` of them, or one for each text."""
-    while len(passes) < number:
-        sizes = [x.end - x.begin for x in passes]
-        largest = sizes.index(max(sizes))
-        kind, begin, end = passes[largest].kind, passes[largest].begin, passes[largest].end
-        if end - begin == 1:
-            break
-        middle = (begin + end) // 2
-        halves = [_Pass(kind, begin, middle), _Pass(kind, middle, end)]
-        passes = [*passes[:largest], *halves, *passes[largest + 1 :]]
-    return passes

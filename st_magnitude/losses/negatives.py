@@ -95,7 +95,7 @@ class FalseNegatives(BatchRule):
             others = [unlike_all(x, start + i) for i, x in enumerate(documents[1:])]
             of_pairs = [ranks.join_columns(x) for x in (documents, [queries, *others])]
             rules += [Ids(x, ~x if self.same_text == "once" else x) for x in of_pairs]
-        return list(filter(self._may_repeat, rules))
+        return [rule for rule in rules if self._may_repeat(rule)]
 
     def _may_repeat(self, ids: Ids) -> bool:
         """Whether a query may share the id of another pair's document, or texts of one kind one id;

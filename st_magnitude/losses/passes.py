@@ -16,18 +16,16 @@ OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids")  # (B, L) each
 class Sorted:
     """The texts of columns, which are of one width, by length."""
 
-    def __init__(
-        self, columns: Sequence[Mapping[str, Numbers]], keeps_copies: bool = False
-    ) -> None:
+    def __init__(self, columns: Sequence[Numbers], keeps_copies: bool = False) -> None:
+        """From the tokens of each, (names, B, L), of which the second are the attention masks."""
         texts: dict[tuple[int, bytes], int] = {}  # the number of each distinct text
         numbers: list[int] = []
-        for place, column in enumerate(columns):
-            tokens = np.hstack([column[name] for name in column if name in OF_TOKENS])
-            for row in tokens:
+        for place, tokens in enumerate(columns):
+            for row in np.hstack(list(tokens)):  # (B, names · L)
                 key = (len(numbers) if keeps_copies else place, row.tobytes())
                 numbers.append(texts.setdefault(key, len(texts)))
         first = np.unique(numbers, return_index=True)[1]
-        masks = np.vstack([column["attention_mask"] for column in columns])
+        masks = np.concatenate(columns, axis=1)[1]
         self._lengths = np.count_nonzero(masks, axis=1).clip(min=1)  # (N,) as they come
         lengths = self._lengths[first]
         order = np.argsort(-lengths, kind="stable")
@@ -85,14 +83,20 @@ def upstream_tokens(shapes: Mapping[int, tuple[int, int]], num_columns: int) -> 
     """The tokens of columns of one kind, by their places in a batch and shapes (B, L), in the
     passes of sentence-transformers' ``embed_columns``: the first column has its own, and all others
     share one if they are of one kind and size."""
-    others = [shape for place, shape in shapes.items() if place > 0]
-    sizes = {size for size, _ in others}
-    if len(others) == num_columns - 1 and len(sizes) == 1:
-        widest = max(width for _, width in others)
-        others = [(size, widest) for size, _ in others]
-    alone = [shape for place, shape in shapes.items() if place == 0]
-    # a width of 0 is that of empty texts, which count as one token
-    return sum(size * max(width, 1) for size, width in alone + others)
+    total = number = widest = 0
+    sizes = set()
+    for place, (size, width) in shapes.items():
+        length = max(width, 1)  # a width of 0 is that of empty texts, which count as one token
+        total += size * length
+        if place > 0:
+            number += size
+            sizes.add(size)
+            widest = max(widest, length)
+    shares_pass = len(shapes) - (0 in shapes) == num_columns - 1 and len(sizes) == 1
+    if shares_pass:
+        size, width = shapes.get(0, (0, 0))
+        total = size * max(width, 1) + number * widest
+    return total
 
 
 def tokens_of_minibatches(lengths: Numbers, size: int) -> int:

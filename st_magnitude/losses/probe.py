@@ -69,11 +69,6 @@ def traits_of(encoder: nn.Module) -> Traits:
     return _KNOWN[model]
 
 
-def forget(encoder: nn.Module) -> None:
-    """Forgets the traits of a model, which may have changed before a new run."""
-    _KNOWN.pop(unwrapped(encoder), None)
-
-
 def reads_padding(encoder: nn.Module, pairs: Iterable[tuple[Features, Features]]) -> bool:
     """Whether the embedding of a text depends on its padding, by pairs of the features of a short
     text without and with padding. Ranks that share passes decide alike.

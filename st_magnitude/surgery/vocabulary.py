@@ -175,7 +175,8 @@ def _optimizer_of(trainer: Any) -> tuple[Any, dict[str, Any]]:
     if trainer.optimizer is not None:
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's
         return type(optimizer), optimizer.defaults
-    return trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(trainer.args)
+    given: tuple[Any, dict[str, Any]] | None = trainer.optimizer_cls_and_kwargs
+    return given or trainer.get_optimizer_cls_and_kwargs(trainer.args)
 
 
 def _used_tokens(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,8 +55,13 @@ def refuse_diverged(trainer: Trainer) -> None:
         )
 
 
+_STOPS = {signal.SIGINT, signal.SIGTERM}
+if sys.platform != "win32":
+    _STOPS |= {signal.SIGHUP}  # the terminal has closed
+
+
 class _StopOnSignal(TrainerCallback):
-    """The first SIGINT or SIGTERM ends training after the current step, with a checkpoint, and a
+    """The first of these signals ends training after the current step, with a checkpoint, and a
     second one has its usual effect. The callback is idle in several processes, of which each would
     stop at another step, and outside of the main thread, which alone may handle signals."""
 
@@ -67,8 +73,10 @@ class _StopOnSignal(TrainerCallback):
         self, args: TrainingArguments, state: object, control: object, **_: object
     ) -> None:
         if args.world_size == 1 and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers.callback(signal.signal, number, signal.signal(number, self._receive))
+            for number in _STOPS:
+                if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                    before = signal.signal(number, self._receive)
+                    self.handlers.callback(signal.signal, number, before)
 
     def on_step_end(
         self, args: object, state: object, control: TrainerControl, **_: object

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from st_magnitude._files import written
+from st_magnitude._files import OUR_PAGE, written
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.result import cell, to_plain
 from st_magnitude.workbench.judging.choice import System
@@ -37,7 +37,7 @@ def write_report(
     """Writes one HTML file, which loads nothing.
 
     Args:
-        path: The file; one that exists is replaced.
+        path: The file; an earlier report is replaced.
         title: Its title, such as the name of the data.
         headline: The decision, and in further lines what else has to be read first.
         systems: The rows of the interval plot, each compared with ``before``.
@@ -48,7 +48,7 @@ def write_report(
 
     Raises:
         ValueError: If the rankings are of different queries.
-        OSError: If the file cannot be written.
+        OSError: If the file cannot be written, or is no report.
     """
     names = {id(after): "after", id(before): "before"}
     names |= {id(system.ranking): system.name for system in reversed(systems)}
@@ -61,7 +61,7 @@ def write_report(
     for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-    with written(path) as file:
+    with written(path, OUR_PAGE) as file:
         file.write(template.replace("{{ data }}", data))
 
 

@@ -4,7 +4,7 @@ import doctest
 import importlib
 
 import pytest
-from benchmarks.studies.cells import ROOT
+from benchmarks.studies.archive import ROOT
 
 SCRIPTS = sorted((ROOT / "benchmarks").glob("**/[a-z]*.py"))
 WITH_EXAMPLES = [path for path in SCRIPTS if ">>>" in path.read_text(encoding="utf-8")]

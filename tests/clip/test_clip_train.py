@@ -56,6 +56,7 @@ def test_the_help_shows_the_presets_and_open_clips_arguments(capsys):
     shown = capsys.readouterr().out
     assert all(preset in shown for preset in PRESETS)
     assert "--accum-freq" in shown
+    assert shown.count("usage: ") == 1
 
 
 @pytest.mark.slow

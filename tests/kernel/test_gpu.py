@@ -38,6 +38,26 @@ def test_the_kernel_against_float64_on_the_cpu(device, options):
         )
 
 
+def test_encoders_of_make_gpu(device):
+    """Padded tokens and forward calls are counted, twice for a loss that embeds twice."""
+    gpu = importlib.import_module("benchmarks.speed.gpu")
+    rows, overheads = gpu.measure_encoders(["tiny"], (4, 8), device, float("inf"))
+    assert overheads.keys() == {"tiny"}
+    assert [(row["data"], row["batch"]) for row in rows if row["attention"] == "sdpa"] == [
+        (data, batch) for data in gpu.LENGTHS for batch in (4, 8)
+    ]
+    for row in rows:
+        queries, documents = gpu.texts_of(row["data"], row["batch"])
+        padded = [len(x) * max(len(text.split()) for text in x) for x in (queries, documents)]
+        cells = row["losses"]
+        assert cells.keys() == {"MNRL", "CachedMNRL", "keep", "default"}
+        assert all(min(cell.values()) > 0 for cell in cells.values())
+        if row["attention"] == "sdpa":
+            assert (cells["MNRL"]["tokens"], cells["MNRL"]["passes"]) == (sum(padded), 2)
+            assert cells["CachedMNRL"]["tokens"] == 2 * sum(padded)
+    assert len(gpu.encoder_table(rows)) == 2 + len(rows)
+
+
 @pytest.mark.slow
 def test_make_gpu(device, tmp_path, capsys):
     """Versions, tests and the table, to paste and to read by a program, in a dry run."""
@@ -47,6 +67,7 @@ def test_make_gpu(device, tmp_path, capsys):
     assert pasted in capsys.readouterr().out
     assert re.search(r"- tests: \d+ passed.*", pasted)
     assert "| 128 | 32 |" in pasted
+    assert "| tiny | sdpa | XQuAD | 8 |" in pasted
     stored = json.loads((tmp_path / "gpu.json").read_text())
     assert f"torch {version('torch')}" in stored["versions"]
     assert [(row["B"], row["D"]) for row in stored["rows"]] == [(64, 32), (128, 32)]

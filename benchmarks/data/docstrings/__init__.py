@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.data.debian import cache_folder
+from benchmarks.data.cache import cache_folder
 from benchmarks.data.docstrings.task import DocstringTask, build_docstring_task
 
 __all__ = ["DocstringTask", "build_docstring_task", "bundled_minilm", "docstring_task"]

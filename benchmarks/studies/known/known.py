@@ -10,8 +10,7 @@ seed 0; the test is read once a run. nDCG@10 is measured in full and at a quarte
 docs/research/known.md has the tables, the expectations, which were written before the runs, and
 what came of them.
 
-"scale" trains Dot, QNorm and DNorm at the paper's literal scale, logits of 20 · s, and at the
-automatic one (docs/research/magnitude.md). "hardness" weights negatives by exp(strength · cosine),
+"hardness" weights negatives by exp(strength · cosine),
 as the temperature paper did with all its models (docs/research/temperature_paper.md).
 """
 
@@ -22,7 +21,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +29,14 @@ import torch
 from benchmarks.studies.estimates import paired
 from benchmarks.studies.known.training import INTENTS, Cell, measure, unpacked
 from benchmarks.studies.store import Store, seed_by_seed, seeds_of
-from benchmarks.studies.temperature import temperature
 
 CELLS = Store(Path(__file__).with_name("cells.jsonl"), Cell)
 SIZES = ("full", "quarter")
 TAUS = (0.02, 0.05, 0.1)
 NARROW = (0.03, 0.06, 0.1)
 ENCODED = ("banking names", "banking questions")
-STUDIES = ("losses", "forgetting", "scale", "hardness")
+STUDIES = ("losses", "forgetting", "hardness")
 HARDNESS = (0.0, 5.0, 9.0)  # 5: EmbeddingGemma; 9: LLaVE and sentence-transformers
-SCALES = {20.0: "20 · s", "auto": "auto"}
-KEPT = ("Dot", "QNorm", "DNorm")
-SETTINGS = (("banking names", "table"), ("clinc names", "table"), ("banking names", "MiniLM"))
 BASES: dict[str, dict[str, Any]] = {
     "table": {},
     "MiniLM": {"base": "MiniLM", "steps": 100, "batch": 32, "rate": 2e-4, "elsewhere": True},
@@ -78,16 +72,6 @@ def forgetting() -> dict[str, Cell]:
         "MiniLM, τ 0.05": encoder,
         "MiniLM, τ 0.1": replace(encoder, temperatures=(0.1,)),
         "table, τ 0.05": table,
-    }
-
-
-def scaled(data: str, base: str) -> dict[tuple[str, str], Cell]:
-    """By loss and scale, at a temperature of .05."""
-    one = replace(Cell(data, "Dot", (0.05,), **BASES[base]), elsewhere=False)
-    return {
-        (loss, label): replace(one, loss=loss, scale=scale)
-        for loss in KEPT
-        for scale, label in SCALES.items()
     }
 
 
@@ -211,36 +195,6 @@ def table_forgetting() -> list[str]:
     return lines
 
 
-def table_scale() -> list[str]:
-    """Gains as trained over Cosine at its best temperature, on the static table's WordNet too."""
-    lines = [header("loss", "logits", "WordNet, table", *map(", ".join, SETTINGS))]
-    cosines = [ndcg_of(best_on_dev(losses(*x)["Cosine"]), "test", "full") for x in SETTINGS]
-    for loss, (scale, label) in product(KEPT, SCALES.items()):
-        cells = [scaled(*setting)[loss, label] for setting in SETTINGS]
-        pairs = [(ndcg_of(cell, "as trained"), y) for cell, y in zip(cells, cosines, strict=True)]
-        shown = [temperature.gain_of_scale(loss.lower(), scale)]
-        shown += [shown_gain(*pair) for pair in pairs]
-        lines.append(row(loss, label, *shown))
-    return lines
-
-
-def table_figure_5() -> list[str]:
-    """CV of queries under DNorm over that under Dot, and what DNorm gains over QNorm."""
-    lines = [header("logits", "data, base", "ratio of CVs", "DNorm - QNorm")]
-    lines.append(row("20 · s", "WordNet, table", *temperature.figure_5()))
-    for label, setting in product(SCALES.values(), SETTINGS):
-        dot, qnorm, dnorm = (scaled(*setting)[loss, label] for loss in KEPT)
-        ratio = mean_cv(dnorm) / mean_cv(dot)
-        pair = [ndcg_of(cell, "as trained") for cell in (dnorm, qnorm)]
-        lines.append(row(label, ", ".join(setting), f"{ratio:.2f}", shown_gain(*pair)))
-    return lines
-
-
-def mean_cv(cell: Cell) -> float:
-    """Of the norms of queries."""
-    return float(np.mean([x["CV"]["queries"] for x in CELLS.of_seeds(cell).values()]))
-
-
 def table_hardness() -> list[str]:
     """Gains of weights of negatives at a temperature, and each at the one that dev chooses."""
     taus = [f"τ {tau:g}" for tau in (*TAUS, 0.2)]
@@ -276,8 +230,6 @@ TABLES = {
     "known losses, full": table_losses,
     **{f"known losses, MiniLM, {x}": partial(table_encoder, x) for x in ENCODED},
     "known forgetting": table_forgetting,
-    "known scale": table_scale,
-    "known figure 5": table_figure_5,
     "known hardness": table_hardness,
 }
 
@@ -298,10 +250,6 @@ def main() -> None:
         cells = forgetting().values()
         run_missing(map(untrained, cells), given.data)
         run_missing((x for cell in cells for x in seeds_of(cell)), given.data)
-    if "scale" in given.studies:
-        settings = [x for x in SETTINGS if x[1] == given.base]
-        cells = [cell for setting in settings for cell in scaled(*setting).values()]
-        run_missing(seed_by_seed(cells), given.data)
     if "hardness" in given.studies:
         cells = [cell for name in INTENTS[:2] for one in weighted(name).values() for cell in one]
         run_missing(seed_by_seed(cells), given.data)

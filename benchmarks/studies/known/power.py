@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from benchmarks.studies.cells import ROOT
+from benchmarks.studies.archive import ROOT
 from benchmarks.studies.estimates import markdown
 from benchmarks.studies.known.known import ndcg_of, untrained
 from benchmarks.studies.known.training import Cell

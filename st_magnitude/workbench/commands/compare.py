@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude._files import refuse_foreign, refuse_used_folder
+from st_magnitude._files import refuse_used_folder
 from st_magnitude.workbench.commands.core import (
     Also,
     Base,
@@ -42,8 +42,6 @@ def compare(
     """
     from st_magnitude.saving.find import refuse_missing
 
-    if report is not None:
-        refuse_foreign(report)
     refuse_used_folder(output)  # before the data are read
     refuse_missing(model, *also or ())
     splits = source.splits()

@@ -6,6 +6,7 @@ option answer at once.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import gc
@@ -19,9 +20,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
+from itertools import permutations
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 from typer import Option
@@ -29,6 +31,7 @@ from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, in_range
+from st_magnitude._files import OUR_PAGE, refuse_foreign
 from st_magnitude.workbench import _config
 from st_magnitude.workbench._config import MaxLength, SkipEmpty
 
@@ -50,6 +53,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich cuts long option names at 80 columns, and Markdown drops <split>
 )
 _show_traceback = False
+_INPUTS = ("data", "model", "also", "tasks")  # arguments that can be files or folders
 
 
 def _print_version(wanted: bool) -> None:
@@ -107,6 +111,12 @@ class DataOptions:
     threshold: Annotated[
         float | None, Option(help="Lowest score of a relevant pair; default: 80 % of the highest.")
     ] = None
+    encoding: Annotated[
+        str | None, Option(help="Encoding of files that are not UTF-8, such as cp1251.")
+    ] = None
+    sheet: Annotated[
+        str | None, Option(help="Sheet of a spreadsheet; default: the first with two texts.")
+    ] = None
     skip_empty: SkipEmpty = False
 
     def splits(self) -> Splits:
@@ -115,12 +125,17 @@ class DataOptions:
 
         source = self.data[0] if len(self.data) == 1 else self.data
         return load_splits(
-            source, columns=self.columns, threshold=self.threshold, skip_empty=self.skip_empty
+            source,
+            columns=self.columns,
+            threshold=self.threshold,
+            encoding=self.encoding,
+            sheet=self.sheet,
+            skip_empty=self.skip_empty,
         )
 
     def tell(self, splits: Splits, everything: bool = True) -> None:
         """Says how the data were read; at least what was left out or moved."""
-        from st_magnitude.workbench.files.rows import LeftOut
+        from st_magnitude.workbench.files.decode import LeftOut
 
         for note in splits.notes:
             if everything or isinstance(note, LeftOut):
@@ -131,7 +146,7 @@ class DataOptions:
 class KnownData(DataOptions):
     """Options of the commands that leave it to `train` to tell how the data were read."""
 
-    verbose: Annotated[bool, Option(help="Print all that there is to say.")] = False
+    verbose: Annotated[bool, Option(help="Print also how the data were read.")] = False
 
     def tell(self, splits: Splits, everything: bool = False) -> None:
         super().tell(splits, everything or self.verbose)
@@ -180,11 +195,14 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
     def run(json: bool, **given: Any) -> None:
         is_first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
         try:
+            texts: list[tuple[str, str | Path]] = []
             for name, value in given.items():
                 in_range(f"--{name.replace('_', '-')}", value)
-                for text in value if isinstance(value, list) else [value]:
-                    if isinstance(text, (str, Path)):
-                        _check_text(name.upper(), str(text))
+                values = value if isinstance(value, list) else [value]
+                texts += [(name, text) for text in values if isinstance(text, (str, Path))]
+            for name, text in texts:
+                _check_text(name, str(text))
+            _refuse_inputs(texts)
             with contextlib.ExitStack() as stack:
                 if json or not is_first:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
@@ -201,15 +219,22 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
                 typer.echo(dumps(to_plain(figures), allow_nan=False))
             sys.stdout.flush()  # a full disk is an error of the command
         except KeyboardInterrupt as interrupt:
-            say(str(interrupt) or "Interrupted.", err=True)
+            with contextlib.suppress(OSError):  # the terminal has closed
+                say(str(interrupt) or "Interrupted.", err=True)
             raise typer.Exit(128 + getattr(interrupt, "signal", signal.SIGINT)) from None
         except Exception as error:
             raise typer.Exit(report(error)) from None
         raise typer.Exit(figures.get("exit_code", 0))
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    app.command(cls=_Command)(run)
+    app.command(cls=_Command, help=function.__doc__ or _docstring(function))(run)
     return function
+
+
+def _docstring(function: Callable[..., Figures]) -> str | None:
+    """The docstring of a function, from its source: Python drops it under -OO."""
+    (definition,) = ast.parse(inspect.getsource(function)).body
+    return ast.get_docstring(cast(ast.FunctionDef, definition))
 
 
 class _Command(TyperCommand):
@@ -255,13 +280,26 @@ def report(error: Exception) -> int:
 
 def _check_text(name: str, text: str) -> None:
     if not text:
-        raise InputError(f"{name} is empty{_UNSET}")
+        raise InputError(f"{name.upper()} is empty{_UNSET}")
     try:
         text.encode()
     except UnicodeEncodeError:
         encoding = sys.getfilesystemencoding()
         how = "rename the file" if encoding == "utf-8" else "set PYTHONUTF8=1"
-        raise InputError(f"{name} has bytes that are not {encoding}: {how}.") from None
+        raise InputError(f"{name.upper()} has bytes that are not {encoding}: {how}.") from None
+
+
+def _refuse_inputs(places: Sequence[tuple[str, str | Path]]) -> None:
+    """Refuses an output, which is an option of type Path, that is an input or another output."""
+    for (output, path), (name, other) in permutations(places, 2):
+        if not isinstance(path, Path) or name == output:
+            continue
+        same = isinstance(other, Path) and path.resolve() == other.resolve()
+        if name in _INPUTS and path.exists() and os.path.exists(other):
+            same = path.samefile(other)
+        if same:
+            said = f"--{output.replace('_', '-')} and {name.upper()} are both {str(path)!r}"
+            raise InputError(f"{said}; choose a new place to write to.")
 
 
 def _flatten(function: Callable[..., Figures]) -> tuple[list[inspect.Parameter], dict[str, type]]:
@@ -361,12 +399,22 @@ def folder(help: str) -> OptionInfo:
 def _path(given: str) -> Path:
     if not given:  # typer takes nothing for the current folder
         raise typer.BadParameter(f"it is empty{_UNSET}")
+    if given == "-":
+        raise typer.BadParameter("'-' is no place to write to; give a name.")
+    return Path(given)
+
+
+def _report(given: str) -> Path:
+    try:
+        refuse_foreign(_path(given), OUR_PAGE)  # an earlier report may be replaced
+    except OSError as error:
+        raise typer.BadParameter(str(error)) from None
     return Path(given)
 
 
 Report = Annotated[
     Path | None,
-    Option(parser=_path, metavar="FILE", help="HTML file for a report; an old one is replaced."),
+    Option(parser=_report, metavar="FILE", help="HTML file for a report; an old one is replaced."),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from st_magnitude._files import refuse_foreign, refuse_used_run
+from st_magnitude._files import refuse_used_run
 from st_magnitude.workbench.commands.core import (
     Also,
     Base,
@@ -48,8 +48,6 @@ def train(
     """
     from st_magnitude.saving.find import refuse_missing
 
-    if report is not None:
-        refuse_foreign(report)
     refuse_used_run(output, settings.resume)  # before the data are read
     refuse_missing(model, *also or ())
     splits = source.splits()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from st_magnitude._checks import counted, shown
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
-from st_magnitude.workbench.files.rows import PARTS, Columns, LeftOut
+from st_magnitude.workbench.files.decode import LeftOut
+from st_magnitude.workbench.files.rows import PARTS, Columns, num_words
 from st_magnitude.workbench.files.texts import remarks
 
 HIGHEST_GRADE = 3  # whole scores up to it are grades
@@ -29,6 +33,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "negative": (),
 }
 NEGATIVE = r"(hard)?neg(ative)?s?\d*"
+_BOOLEANS = {"true": 1, "false": 0}
 _HALF = re.compile("[\ud800-\udfff]")  # of a character in UTF-16
 
 
@@ -78,19 +83,32 @@ def _choose_columns(tables: list[Columns], given: Mapping[str, str]) -> dict[str
                 plain = {column: name for column, name in plain.items() if name != "label"}
     chosen.setdefault("negative", [c for c, name in plain.items() if re.fullmatch(NEGATIVE, name)])
     if not {"query", "document"} <= chosen.keys():
-        left = [column for column in plain if column not in chosen["negative"]]
-        query, document = (
-            chosen[role][0] if role in chosen else left.pop(0) if left else "NAME"
-            for role in ("query", "document")
-        )
-        listed = ", ".join(columns)[:300]
-        of = f"{tables[0].source}: " if tables[0].source else ""
-        text = f"{of}the columns are {listed}."
-        if re.search(r"[.?!](, |$)|(\w+ ){3}", listed):
-            raise DataError(f"{text} These seem to be texts: write a header, query,document.")
-        choice = f"--columns query={query[:99]},document={document[:99]}"
-        raise DataError(f"{text} Choose two, as {choice}.")
+        raise DataError(_choice(tables, columns, chosen, [*plain]))
     return chosen
+
+
+def _choice(
+    tables: list[Columns], columns: list[str], chosen: Mapping[str, list[str]], left: list[str]
+) -> str:
+    """A sentence on the columns, and how to choose two of texts; of these, longer ones first."""
+    words = {column: max(num_words(table.column(column)) for table in tables) for column in columns}
+    of_role = {role: chosen.get(role, [""])[0] for role in ("query", "document")}
+    missing = [role for role, column in of_role.items() if not words.get(column)]
+    texts = [column for column in left if words[column] and column not in chosen["negative"]]
+    first = sorted(texts, key=lambda column: words[column] < 1.5)[: len(missing)]
+    of_role |= zip(missing, sorted(first, key=columns.index), strict=False)
+    source = tables[0].source
+    text = f"{source}: " if source else ""
+    text += f"the columns are {', '.join(columns)[:300]}"
+    if unread := sorted({*chain.from_iterable(table.unread for table in tables)}):
+        text += f", and without texts or numbers {', '.join(unread)[:300]}"
+    if len(first) < len(missing):
+        return f"{text}. No column of texts is left for the {missing[-1]}; add one."
+    choice = shlex.quote("query={query:.99},document={document:.99}".format_map(of_role))
+    text += f". Choose two, as --columns {choice}."
+    if re.search(r"\.(csv|tsv|gz|zip|xlsx)\b", source.lower()):
+        text += " If this is your first pair, write a header above it: query,document."
+    return text
 
 
 class Pairs(NamedTuple):
@@ -114,8 +132,8 @@ def read_pairs(
     empty: list[str] = []
     for table, columns in zip(tables, roles, strict=True):
         first = len(pairs.documents)
-        _add_pairs(table, columns, pairs, given, empty)
-        pairs.documents[first:] = _spelled(pairs.documents[first:], notes)
+        _add_pairs(table, columns, pairs, given, empty, notes)
+        pairs.documents[first:] = _spelled(pairs.documents[first:])
     if empty:
         number = counted(len(empty), "row")
         notes.append(LeftOut(f"Left out {number} without text, the first at {empty[0]}."))
@@ -151,9 +169,10 @@ def _add_pairs(
     pairs: Pairs,
     scores: list[float],
     empty: list[str],
+    notes: list[str],
 ) -> None:
     """Adds the pairs of a table, their scores, and the places of rows without text."""
-    roles = [_texts(table, columns[role]) for role in ("query", "document", "negative")]
+    roles = [_texts(table, columns[role], notes) for role in ("query", "document", "negative")]
     named = [(name, table.column(name)) for name in columns.get("split", ())]
     scored = [(name, table.column(name)) for name in columns.get("score", ())]
     for row, (queries, documents, negatives) in enumerate(zip(*roles, strict=True)):
@@ -162,12 +181,15 @@ def _add_pairs(
             continue
         part = table.part
         for name, cells in named:
-            part = part if cells[row] is None else PARTS.get(str(cells[row]).lower(), "")
+            part = part if cells[row] is None else PARTS.get(str(cells[row]).strip().lower(), "")
             if part == "":
-                raise DataError(f"{table.place(row)}: the {name} is not train, dev or test.")
+                given = shown(cells[row])
+                raise DataError(
+                    f"{table.place(row)}: the {name} {given} is not train, dev or test."
+                )
         score = 1.0
         for name, cells in scored:
-            score = beir.number(cells[row])
+            score = beir.number(_BOOLEANS.get(str(cells[row]).lower(), cells[row]))
             if not math.isfinite(score):
                 given = shown(cells[row])
                 raise DataError(f"{table.place(row)}: the {name} is {given}; write a number.")
@@ -179,22 +201,21 @@ def _add_pairs(
             scores.extend([score] * len(documents) + [0.0] * len(negatives))
 
 
-def _spelled(documents: list[str], notes: list[str]) -> list[str]:
+def _spelled(documents: list[str]) -> list[str]:
     """The documents with spaces for underscores, if all are names as lost_or_stolen_card."""
-    names = {*documents}
-    joined = sorted(name for name in names if "_" in name.strip("_"))
-    if not joined or any(len(name.split()) > 1 for name in names):
+    if any(len(name.split()) > 1 for name in {*documents}):
         return documents
-    if not any(note.startswith("Documents are names") for note in notes):
-        notes.append(f"Documents are names such as {joined[0]!r}: underscores are read as spaces.")
     return [name.replace("_", " ") for name in documents]
 
 
-def _texts(table: Columns, columns: Iterable[str]) -> list[tuple[str, ...]]:
+def _texts(table: Columns, columns: Iterable[str], notes: list[str]) -> list[tuple[str, ...]]:
     """The texts of each row in some columns."""
     found: list[tuple[str, ...]] = [()] * table.num_rows
     for name in columns:
         cells = table.column(name)
+        if lists := _lists(cells):
+            notes.append(LeftOut(f"Each text of the lists in the column {name} counts by itself."))
+            cells = lists
         texts = [
             # the first takes less time
             (cell,)
@@ -203,6 +224,23 @@ def _texts(table: Columns, columns: Iterable[str]) -> list[tuple[str, ...]]:
             for row, cell in enumerate(cells)
         ]
         found = [a + b for a, b in zip(found, texts, strict=True)] if any(found) else texts
+    return found
+
+
+def _lists(cells: Sequence[object]) -> list[object]:
+    """The lists that all cells spell, in JSON or as Python and numpy print them; else nothing."""
+    found: list[object] = []
+    for cell in cells:
+        if not isinstance(cell, str) or (cell and (cell[0], cell[-1]) != ("[", "]")):
+            return []
+        try:
+            found.append(json.loads(cell or "[]"))
+        except ValueError:
+            with_commas = re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", cell)  # of numpy
+            try:
+                found.append(ast.literal_eval(with_commas))
+            except (ValueError, SyntaxError):
+                return []
     return found
 
 

@@ -19,7 +19,8 @@ from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.data.documents import as_document, read_documents
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.workbench.files.columns import Pairs, read_pairs, roles_of
-from st_magnitude.workbench.files.rows import LeftOut, Source, num_held_out, read_columns
+from st_magnitude.workbench.files.decode import LeftOut
+from st_magnitude.workbench.files.rows import Source, num_held_out, read_columns
 from st_magnitude.workbench.files.texts import holds_texts, neighbours, remarks
 
 __all__ = ["Splits", "load_splits"]
@@ -102,6 +103,8 @@ def load_splits(
     *,
     columns: str | Mapping[str, str] | None = None,
     threshold: float | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
     seed: int = 0,
     skip_empty: bool = False,
 ) -> Splits:
@@ -130,6 +133,8 @@ def load_splits(
         columns: Other names, ``{"query": "title", "document": "body"}`` or
             ``"query=title,document=body"``; roles are query, document, negative, score and split.
         threshold: The lowest score of a relevant document.
+        encoding: That of files which are not UTF-8, by its name in Python, such as ``"cp1251"``.
+        sheet: The sheet of spreadsheets; by default the first with two columns of texts.
         seed: What is held out depends on it and on the texts, not on the order of the rows.
         skip_empty: Whether a folder in BEIR's layout may have judgments of empty and absent texts.
             They are left out and counted in the log; else they are an error.
@@ -155,15 +160,17 @@ def load_splits(
     sources = _sources_of(cast(Source, given))
     source = sources[0]
     if isinstance(source, str | Path) and _is_layout(source):
-        if columns is not None or threshold is not None:
-            raise DataError(f"{source} is BEIR's folder: columns and threshold are of pairs.")
+        if any(given is not None for given in (columns, threshold, encoding, sheet)):
+            raise DataError(
+                f"{source} is BEIR's folder: columns, threshold, encoding and sheet are of pairs."
+            )
         return _read_folder(Path(source), skip_empty)
     notes: list[str] = []
     documents = None
     if isinstance(source, str | Path) and holds_texts(Path(source)):
         documents = read_documents(source)
     else:
-        tables = read_columns(sources, notes)
+        tables = read_columns(sources, encoding, sheet, notes)
         if all(table.cells.keys() == {"text"} for table in tables):
             documents = (
                 as_document({"text": text}, table.place(row))

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import gzip
 import io
 import json
 import re
+import shlex
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 
 import pyarrow
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 from pyarrow import ArrowException, parquet
 
-from st_magnitude._checks import counted, needs, shown
+from st_magnitude._checks import needs, shown
 from st_magnitude.data.beir import DataError, json_lines, unique
 from st_magnitude.data.documents import files_of
+from st_magnitude.workbench.files.decode import LeftOut, decoded
 from st_magnitude.workbench.files.separated import lines_of
 
 _LINES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -33,7 +32,6 @@ MOST_HELD_OUT = 2000  # of a split that is drawn
 PARTS = dict.fromkeys(("train", "training"), "train")
 PARTS |= dict.fromkeys(("dev", "validation", "valid", "val"), "dev")
 PARTS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
-WRONG = "\ufffd"  # what stands for bytes that are no letter
 Rows = Iterable[Mapping[str, object]]
 # pandas, polars and pyarrow have tables with ``__arrow_c_stream__``
 Source = str | Path | Dataset | DatasetDict | Rows | Mapping[str, Iterable[object]]
@@ -41,14 +39,17 @@ Source = str | Path | Dataset | DatasetDict | Rows | Mapping[str, Iterable[objec
 _ROWS = "pass rows, such as [{'query': q, 'document': d} for q, d in pairs]"
 _QUERY = 'sqlite3 -header -csv DATABASE "select query, document from pairs" > pairs.csv'
 _CONVERT = {".sql": f"sqlite3 DATABASE < FILE && {_QUERY}", ".db": _QUERY, ".sqlite": _QUERY}
+# The longest list of a mapping, and of its rows; each row with the texts and numbers around it
+_ROWS_OF = (
+    'def f($t): if type == "array" then {query: .[0], document: .[1]} else'
+    " ($t + with_entries(select(.value | scalars))) as $u | [.[] | arrays |"
+    " select(.[0] | objects, arrays)] | if . == [] then $u else max_by(length)[] | f($u) end end;"
+    " f({})"
+)
 _TEXT = r"(large_)?string(_view)?"
 # columns of Parquet whose cells are texts, lists of texts or numbers
 _CELL = rf"{_TEXT}|(large_)?list<\w+: {_TEXT}.*|dictionary<values={_TEXT},.*|null|bool|u?int\d+"
 _CELL += r"|float|double|halffloat|decimal.*"
-
-
-class LeftOut(str):
-    """A note on what was left out, moved or read otherwise than it stands."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Columns:
     source: str  # the file, or what else has the rows, for messages
     place: Callable[[int], str]  # of a row by its number
     part: str | None = None  # the split that the source gives the rows
+    unread: Sequence[str] = ()  # columns that hold neither texts nor numbers
 
     @property
     def num_rows(self) -> int:
@@ -72,7 +74,9 @@ def num_held_out(number: int) -> int:
     return min(max(number // 10, int(number > 2)), MOST_HELD_OUT)
 
 
-def read_columns(sources: Sequence[Source], notes: list[str]) -> list[Columns]:
+def read_columns(
+    sources: Sequence[Source], encoding: str | None, sheet: str | None, notes: list[str]
+) -> list[Columns]:
     """The columns of paths, or of a name on the hub, a data set, a data frame or mappings.
 
     Adds to the notes what the user should know.
@@ -89,9 +93,9 @@ def read_columns(sources: Sequence[Source], notes: list[str]) -> list[Columns]:
             notes.append(LeftOut(f"Left out {name}, which by its name is no split."))
             continue
         if isinstance(table, Path):
-            columns = _read_file(table, notes)
+            columns = _read_file(table, encoding, sheet, notes)
         else:
-            columns = _columns_of(table, f"{name} split" if name else "", notes)
+            columns = _columns_of(table, f"{name} split" if name else "")
         found.append(replace(columns, part=parts[name] if has_splits else None))
     return found
 
@@ -152,47 +156,35 @@ def _files_of_tables(path: Path, notes: list[str]) -> list[Path]:
 
 
 def _table(
-    names: Sequence[str],
+    names: Iterable[str],
     columns: Iterable[Sequence[object]],
     source: str,
     place: Callable[[int], str],
-    notes: list[str],
 ) -> Columns:
     """The columns under the names of a header, whatever the table was read from."""
+    names = [name.strip() for name in names]
     _refuse_twice(names, source)
-    of = f"{source}: " if source else ""
-    pairs = list(zip(names, columns, strict=True))
-    cells = {name: column for name, column in pairs if name.strip()}
-    unnamed = chain.from_iterable(column for name, column in pairs if not name.strip())
-    if number := sum(cell not in ("", None) for cell in unnamed):
-        what = f"{counted(number, 'cell')} in columns without a name"
-        notes.append(LeftOut(f"{of}left out {what}."))
-    first = next(iter(cells), "")
-    repeats = {
-        row
-        for row, cell in enumerate(cells.get(first, ()))
-        if cell == first and all(column[row] == name for name, column in cells.items())
-    }
-    if not repeats or len(cells) < 2:
-        return Columns(cells, source, place)
-    notes.append(LeftOut(f"{of}left out {counted(len(repeats), 'row')} with the header again."))
-    kept = [row for row in range(len(cells[first])) if row not in repeats]
-    cells = {name: [column[row] for row in kept] for name, column in cells.items()}
-    return Columns(cells, source, lambda row: place(kept[row]))
+    cells = dict(zip(names, columns, strict=True))
+    cells.pop("", None)
+    return Columns(cells, source, place)
 
 
 def _refuse_twice(names: Sequence[str], source: str) -> None:
-    if twice := [name for name in names if name.strip() and names.count(name) > 1]:
+    if twice := [name for name in names if name and names.count(name) > 1]:
         raise DataError(f"{source}: the header has the name {shown(twice[0])} twice; rename one.")
 
 
-def _columns_of(data: object, source: str, notes: list[str]) -> Columns:
-    """The columns of a data set, a data frame, a mapping or mappings, with the names of classes."""
-    place = partial("{} {}".format, f"{source}, row" if source else "row")
+def _columns_of(data: object, source: str, first: int = 0) -> Columns:
+    """The columns of a data set, a data frame, a mapping or mappings, with the names of classes.
+    Rows are counted from ``first``, which is 1 in files."""
+
+    def place(row: int) -> str:
+        return f"{source}, row {row + first}" if source else f"row {row + first}"
+
     if isinstance(data, Mapping) and all(isinstance(x, list | tuple) for x in data.values()):
         if len({*map(len, data.values())}) > 1:
             raise DataError("The columns of the mapping differ in length; fill them up.")
-        return _table([*map(str, data)], data.values(), source, place, notes)
+        return _table([*map(str, data)], data.values(), source, place)
     features = getattr(data, "features", None) or {}
     classes = {name: x.names for name, x in features.items() if isinstance(x, ClassLabel)}
     cells: dict[str, Sequence[object]]
@@ -212,7 +204,7 @@ def _columns_of(data: object, source: str, notes: list[str]) -> Columns:
     for name, names in classes.items():
         name_of: dict[object, str] = dict(enumerate(names))
         cells[name] = [name_of.get(number) for number in cells[name]]
-    return _table([*cells], cells.values(), source, place, notes)
+    return _table([*cells], cells.values(), source, place)
 
 
 def _by_column(rows: Sequence[object], place: Callable[[int], str]) -> dict[str, Sequence[object]]:
@@ -231,18 +223,24 @@ def said_by(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _read_file(path: Path, notes: list[str]) -> Columns:
+def _read_file(path: Path, encoding: str | None, sheet: str | None, notes: list[str]) -> Columns:
     if path.name.lower().endswith(".parquet"):
         return _read_parquet(path, notes)
     name, raw = _content(path)
-    if name.endswith((".jsonl", ".ndjson")):
-        return _read_json_lines(path, raw, notes)
-    if name.endswith(".json"):
-        return _read_json(path, raw, notes)
     if name.endswith(".xlsx"):
-        return _read_sheet(path, raw, notes)
-    lines = lines_of(path, _decode(path, raw, notes), notes)
-    return _under_header([(begin, cells) for begin, _, cells in lines], str(path), "line", notes)
+        return _read_sheet(path, raw, sheet, notes)
+    if encoding is not None:
+        try:
+            raw = raw.decode(encoding).encode()
+        except (LookupError, UnicodeError) as error:
+            raise DataError(f"{path} is not read with --encoding {encoding} ({error}).") from None
+    if name.endswith((".jsonl", ".ndjson")):
+        return _read_json_lines(path, raw)
+    text = decoded(path, raw, notes)
+    if name.endswith(".json"):
+        return _read_json(path, text)
+    lines = lines_of(path, text, notes)
+    return _under_header([(begin, cells) for begin, _, cells in lines], str(path), "line")
 
 
 def _content(path: Path) -> tuple[str, bytes]:
@@ -251,7 +249,7 @@ def _content(path: Path) -> tuple[str, bytes]:
     try:
         if name.endswith(".zip"):
             with zipfile.ZipFile(path) as archive:
-                inside = [x for x in archive.namelist() if not x.startswith("__MACOSX")]
+                inside = [x for x in archive.namelist() if "/." not in f"/{x}"]  # of a Mac
                 kinds = tuple({*SUFFIXES, *OTHER_SUFFIXES} - {".zip", ".parquet"})
                 tables = [x for x in inside if x.lower().endswith(kinds)]
                 if len(tables) != 1:
@@ -262,27 +260,30 @@ def _content(path: Path) -> tuple[str, bytes]:
         raise DataError(f"{path} cannot be unpacked ({error}); fetch it again.") from None
 
 
-def _read_json_lines(path: Path, raw: bytes, notes: list[str]) -> Columns:
+def _read_json_lines(path: Path, raw: bytes) -> Columns:
     lines = dict(json_lines(path, raw))
     place = list(lines).__getitem__
     cells = _by_column(list(lines.values()), place)
-    return _table([*cells], cells.values(), str(path), place, notes)
+    return _table([*cells], cells.values(), str(path), place)
 
 
-def _read_json(path: Path, raw: bytes, notes: list[str]) -> Columns:
-    """An array of rows, or lines."""
+def _read_json(path: Path, text: str) -> Columns:
+    """An array of rows, a mapping of columns, or lines."""
     try:
-        rows = json.loads(_decode(path, raw, notes), object_pairs_hook=unique)
+        rows = json.loads(text, object_pairs_hook=unique)
     except (json.JSONDecodeError, RecursionError):
-        return _read_json_lines(path, raw, notes)
+        return _read_json_lines(path, text.encode(errors="surrogatepass"))
     except DataError as error:
         raise DataError(f"{path}: {error}.") from None
-    if not isinstance(rows, list):
-        fields = rows if isinstance(rows, dict) else {}
-        key = next((key for key in fields if isinstance(fields[key], list)), "KEY")
-        how = f"jq -c '.{key}[]' {path} > pairs.jsonl"
-        raise DataError(f"{path} is no array of rows, but {shown(rows)}. Convert it by {how}.")
-    return _columns_of(rows, str(path), notes)
+    lists = [x for x in rows.values() if isinstance(x, list)] if isinstance(rows, dict) else []
+    is_nested = any(isinstance(x, (dict, list)) for cells in lists for x in cells[:1])
+    if isinstance(rows, list) or (lists and not is_nested):
+        return _columns_of(rows, str(path), first=1)
+    how = "pandas: TABLE.to_json('pairs.json', orient='records')"
+    if is_nested:
+        shown_by = "zcat" if path.name.endswith(".gz") else "cat"
+        how = f"{shown_by} {shlex.quote(str(path))} | jq -c '{_ROWS_OF}' > pairs.jsonl"
+    raise DataError(f"{path} is no array of rows, but {shown(rows)}. Convert it, as with {how}.")
 
 
 def _read_parquet(path: Path, notes: list[str]) -> Columns:
@@ -295,72 +296,61 @@ def _read_parquet(path: Path, notes: list[str]) -> Columns:
         raise
     except (ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path} is not read as Parquet ({said_by(error)}).") from None
-    if others := sorted({*schema.names} - {*names}):
+    others = sorted({*schema.names} - {*names})
+    if others:
         notes.append(f"Columns of {path} without texts or numbers are left out: {shown(others)}.")
-    return _columns_of(table, str(path), notes)
+    return replace(_columns_of(table, str(path), first=1), unread=others)
 
 
-def _read_sheet(path: Path, raw: bytes, notes: list[str]) -> Columns:
-    """The first sheet of a spreadsheet, as texts. Blank rows do not count."""
+def _read_sheet(path: Path, raw: bytes, chosen: str | None, notes: list[str]) -> Columns:
+    """A sheet of a spreadsheet: the chosen one, or the first with two columns of texts. Numbers are
+    read as texts, and dates as they are. Blank rows do not count."""
     with needs("Reading a spreadsheet", "excel"):
-        import openpyxl  # noqa: F401
-    from pandas import DataFrame, read_excel
-
+        import openpyxl
     try:
-        sheets: Mapping[str, DataFrame] = read_excel(
-            io.BytesIO(raw),
-            sheet_name=None,
-            header=None,
-            dtype=str,
-            keep_default_na=False,
-            engine="openpyxl",  # others want packages of their own for an .xls that is named .xlsx
-        )
+        book = openpyxl.load_workbook(io.BytesIO(raw), data_only=True)
+        sheets = {sheet.title: _rows_of_cells(sheet.values) for sheet in book.worksheets}
     except Exception as error:  # of zipfile, XML and openpyxl, by what is damaged
         raise DataError(f"{path} is not read as xlsx ({error}); save it as CSV UTF-8.") from None
-    source = str(path)
+    full = []
+    for name, rows in sheets.items():
+        columns = zip(*(cells for _, cells in rows[1:]), strict=True)
+        full += [name] if sum(map(bool, map(num_words, columns))) > 1 else []
+    chosen = chosen or next(iter(full or sheets))
+    source = f"{path}, sheet {chosen!r} of {shown([*sheets])}"
+    if chosen not in sheets:
+        raise DataError(f"There is no {source}.")
     if len(sheets) > 1:
-        source = f"{path}, first of {len(sheets)} sheets"
-        notes.append(LeftOut(f"Read the first of {len(sheets)} sheets of {path}."))
-    sheet = next(iter(sheets.values())).itertuples(index=False, name=None)
-    rows = [(number, cells) for number, cells in enumerate(sheet, start=1) if any(cells)]
-    return _under_header(rows, source, "row", notes)
+        notes.append(LeftOut(f"Read {source}; --sheet NAME chooses another one."))
+    for merged in [*book[chosen].merged_cells.ranges][:1]:
+        notes.append(
+            LeftOut(f"{source}: of merged cells, as {merged}, one has a text: split them.")
+        )
+    return _under_header(sheets[chosen], source, "row")
+
+
+def _rows_of_cells(rows: Iterable[Sequence[object]]) -> list[tuple[int, tuple[object, ...]]]:
+    """The rows that are not blank, numbered."""
+    as_texts = (tuple(str(x) if isinstance(x, (int, float)) else x for x in row) for row in rows)
+    return [(number, row) for number, row in enumerate(as_texts, start=1) if any(row)]
+
+
+def num_words(cells: Iterable[object]) -> float:
+    """The mean number of words of the first cells; 0 if most are numbers, dates, ids or objects."""
+    firsts = [x[0] if isinstance(x, (list, tuple)) and x else x for x in islice(cells, 99)]
+    texts = [x for x in firsts if isinstance(x, str) and re.search(r"[^\W\d_]", x)]
+    texts = [x for x in texts if " " in x.strip() or not re.search(r"\d|://", x)]
+    most = 2 * len(texts) > sum(x not in (None, "") for x in firsts)
+    return sum(len(x.split()) for x in texts) / len(texts) if most else 0.0
 
 
 def _under_header(
-    rows: Sequence[tuple[int, tuple[str, ...]]], source: str, kind: str, notes: list[str]
+    rows: Sequence[tuple[int, tuple[object, ...]]], source: str, kind: str
 ) -> Columns:
     """The columns of numbered rows, of which the first is the header."""
     if not rows:
         return Columns({}, source, str)
     (_, header), *body = rows
     columns = list(zip(*(cells for _, cells in body), strict=True)) or [()] * len(header)
-    return _table(header, columns, source, lambda row: f"{source}, {kind} {body[row][0]}", notes)
-
-
-def encoding_of(start: bytes) -> str:
-    """UTF-16, by its mark or by the first letter, which is a plain one; else UTF-8."""
-    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return "utf-16"
-    if start[:2].count(0) == 1:
-        return "utf-16-be" if start[0] == 0 else "utf-16-le"
-    return "utf-8-sig"
-
-
-def _decode(path: Path, raw: bytes, notes: list[str]) -> str:
-    """The text of a file. In UTF-8, single bytes that are wrong are replaced; a file that has as
-    many of them as right letters beyond ASCII is cp1252."""
-    encoding = encoding_of(raw)
-    try:
-        return raw.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = 1 + len(re.findall(rb"\r\n?|\n", raw[: error.start]))
-    text = raw.decode(encoding, "replace")
-    wrong = text.count(WRONG)
-    how = f"with {counted(wrong, 'wrong byte')} replaced by {WRONG}"
-    if encoding == "utf-8-sig" and 2 * wrong > len(re.findall(r"[^\x00-\x7f]", text)):
-        with contextlib.suppress(UnicodeDecodeError):
-            text = raw.decode("cp1252")
-            how = "as cp1252 (Windows, Western European)"
-    name = encoding.upper().removesuffix("-SIG")
-    notes.append(LeftOut(f"{path}, line {line:,}: is not {name}; the file was read {how}."))
-    return text
+    names = ["" if name is None else str(name) for name in header]
+    return _table(names, columns, source, lambda row: f"{source}, {kind} {body[row][0]}")

@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from st_magnitude._checks import counted
+from st_magnitude._checks import counted, shown
 from st_magnitude.data.beir import DataError
 
+_RULE = re.compile(r"[-: ]*")  # below the header of a table in Markdown, or nothing
 Line = tuple[int, int, tuple[str, ...]]  # where it begins, where the next does, and its cells
 
 
@@ -25,10 +26,11 @@ def lines_of(path: Path, text: str, notes: list[str]) -> list[Line]:
     limit = csv.field_size_limit(2**31 - 1)  # characters of a cell; 131,072 by default
     try:
         mark = _separator(path, text)
+        first = 1 + bool(named)
         if mark == "\t":
-            lines = _parse_tabs(path, text, 1 + bool(named), notes)
+            lines = _parse_tabs(path, text, first, notes)
         else:
-            lines = _parse(path, text, mark, csv.QUOTE_MINIMAL, 1 + bool(named))
+            lines = _parse(path, text, mark, csv.QUOTE_MINIMAL, first)
     finally:
         csv.field_size_limit(limit)
     spans = [end - begin for begin, end, _ in lines]
@@ -47,11 +49,15 @@ def _separator(path: Path, text: str) -> str:
         widths = [len(cells) for cells in islice(reader, 1000) if cells]
         if widths and widths[0] > 1:
             found.append((widths.count(widths[0]) / len(widths), widths[0], mark))
-    if not found and text.splitlines()[:1] == ["text"]:  # without labels
-        return ","
-    if not found:
-        raise DataError(f"{path}: has one column; separate several by comma, semicolon or tab.")
-    return max(found)[2]
+    first = text.strip().splitlines()[:1]
+    if not found and first != ["text"]:  # without labels
+        raise DataError(
+            f"{path}: the first line, {shown(first[0])}, has one column. Take out what is above the"
+            " header, or separate columns by comma, semicolon or tab."
+            if first
+            else f"{path} is empty; write a header, query,document, and rows."
+        )
+    return max(found)[2] if found else ","
 
 
 def _parse_tabs(path: Path, text: str, line: int, notes: list[str]) -> list[Line]:
@@ -73,21 +79,37 @@ def _parse_tabs(path: Path, text: str, line: int, notes: list[str]) -> list[Line
 
 
 def _parse(path: Path, text: str, mark: str, quoting: Literal[0, 3], line: int) -> list[Line]:
-    """The rows that are not blank, with the lines where they begin."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True, quoting=quoting)
+    """The rows that are not blank, with the lines where they begin. If the header has a space after
+    each separator, no cell begins or ends with one."""
+    lines = io.StringIO(text, newline="").readlines()
+    header = next(filter(str.strip, lines), "").strip().strip(mark)
+    skips = header.count(mark) == header.count(f"{mark} ") > 0
     rows: list[Line] = []
-    begins = line
-    try:
-        for cells in reader:
-            ends = line + reader.line_num
-            if cells:
-                rows.append((begins, ends, tuple(cells)))  # which the garbage collector can forget
-            begins = ends
-    except csv.Error as error:
+    wrong: list[int] = []  # lines where a cell begins that is not closed
+    begins = 0
+    while begins < len(lines):
+        start = begins
+        left = map(lines.__getitem__, range(start, len(lines)))
+        reader = csv.reader(
+            left, delimiter=mark, strict=True, quoting=quoting, skipinitialspace=skips
+        )
+        try:
+            for cells in reader:
+                ends = start + reader.line_num
+                if not _RULE.fullmatch("".join(cells)):
+                    # a tuple, which the garbage collector can forget
+                    row = tuple(map(str.strip, cells)) if skips else tuple(cells)
+                    rows.append((line + begins, line + ends, row))
+                begins = ends
+        except csv.Error:
+            wrong.append(line + begins)
+            begins += 1
+    if wrong:
+        others = f", nor does one on {len(wrong) - 1:,} other lines" if len(wrong) > 1 else ""
         raise DataError(
-            f"{path}, line {begins}: a cell in double quotes does not end as it should ({error})."
+            f"{path}, line {wrong[0]}: a cell in double quotes does not end as it should{others}."
             ' Close it, and write a quote inside as "".'
-        ) from None
+        )
     width = len(rows[0][2])
     for number, _, row in rows:
         if len(row) != width:

@@ -22,7 +22,7 @@ EQUAL = 2e-3  # relative error of texts that are certainly read alike
 _FINDINGS = {
     "zeros": (
         "{count} of {total} {role} texts came back as vectors of zeros.",
-        "Look at the server's log, and whether it has loaded the weights.",
+        "Look at the server's log: whether it has loaded the weights, and what fails under load.",
     ),
     "norms": (
         "The target's documents have norms of {served}; the model's have {expected}.",
@@ -142,9 +142,14 @@ def _compare(model: SentenceTransformer, side: Side) -> tuple[list[Finding], Arr
     """The findings about one role, and the relative errors that they leave."""
     findings = []
     total = len(side.texts)
-    zeros = int((side.expected.any(axis=1) & ~side.served.any(axis=1)).sum())
-    if 2 * zeros > total:
-        return [finding("zeros", count=zeros, total=total, role=side.role)], np.zeros(total)
+    is_zero = side.expected.any(axis=1) & ~side.served.any(axis=1)
+    if is_zero.any():
+        findings.append(finding("zeros", count=is_zero.sum(), total=total, role=side.role))
+        kept = np.flatnonzero(~is_zero)
+        if 2 * len(kept) < total:
+            return findings, np.zeros(total)
+        texts = [side.texts[int(i)] for i in kept]
+        side = Side(side.role, texts, side.tokens[kept], side.served[kept], side.expected[kept])
     dim = side.served.shape[1]
     full = side.expected.shape[1]
     if dim != full:

@@ -10,6 +10,7 @@ from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike
 from st_magnitude._checks import InputError, positive
 from st_magnitude.geometry import Array
 
+TRIES = 3  # of a request to a server that is busy
 BATCH = 8  # texts in a request; all known servers take as many
 LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
 _REMEDY = "Check the URL, the model there (name), the key (api_key) and its log"
@@ -55,10 +57,10 @@ class Server:
                 "The URL is not shown, since it can hold a key; begin it with http:// or https://, "
                 "as http://localhost:8000/v1, and write %40 for an @ in a password."
             )
-        path = parsed.path.rstrip("/")
-        if not path.endswith(("/embed", "/embeddings")):
-            path = (path or "/v1") + "/embeddings"
-        self._is_openai = path.endswith("/embeddings")
+        path = parsed.path
+        if not path.rstrip("/").endswith(("/embed", "/embeddings")):
+            path = (path.rstrip("/") or "/v1") + "/embeddings"
+        self._is_openai = path.rstrip("/").endswith("/embeddings")
         self._url = parsed.copy_with(path=path)
         self._more: dict[str, object] = {"model": name} if name else {}
         self._more |= request or {}
@@ -86,15 +88,22 @@ class Server:
             body = {"input": texts, "encoding_format": "float"}
         body = {key: value for key, value in (body | self._more).items() if value is not None}
         status, content, wait = self._post(body)
-        if status == 429 and wait.isdecimal() and int(wait) <= self._timeout:
-            time.sleep(int(wait))
-            status, content, _ = self._post(body)
+        for again in range(1, TRIES):
+            seconds = _seconds(wait, again)
+            if status not in (429, 503) or seconds > self._timeout:
+                break
+            time.sleep(seconds)
+            status, content, wait = self._post(body)
         if status != 200:
             # Its own words are never shown: a server can repeat a key, in any escaping.
             said = f"HTTP {status} {httpx.codes.get_reason_phrase(status)}".strip()
             # llama.cpp answers a text that is too long with 500.
             if status in (400, 413, 422) or b"too large to process" in content:
                 raise Refused(said)
+            if status in (429, 503):
+                seconds = min(_seconds(wait, 0), 86_400)
+                asked = f", and asks to wait {seconds:.0f} s" if wait else ""
+                raise OSError(f"{self} is too busy ({said}{asked}). Try again later.")
             raise OSError(f"{self} does not embed texts ({said}). {_REMEDY}, or try again later.")
         try:
             answer = json.loads(content)
@@ -128,16 +137,19 @@ class Server:
         answer: Future[tuple[int, bytes, str]] = Future()
 
         def read() -> None:
-            found = bytearray()
             try:
-                with httpx.stream(
-                    "POST", self._url, content=content, headers=headers, timeout=self._timeout
-                ) as response:
-                    status = response.status_code
-                    for part in response.iter_raw():
-                        found += part
-                        if len(found) > (LONGEST_ANSWER if status == 200 else 4096):
-                            break
+                for _ in range(TRIES):
+                    found = bytearray()
+                    with httpx.stream(
+                        "POST", self._url, content=content, headers=headers, timeout=self._timeout
+                    ) as response:
+                        status = response.status_code
+                        for part in response.iter_bytes():
+                            found += part
+                            if len(found) > (LONGEST_ANSWER if status == 200 else 4096):
+                                break
+                    if not self._follows(response):
+                        break
                 answer.set_result((status, bytes(found), response.headers.get("Retry-After", "")))
             except Exception as error:
                 answer.set_exception(error)
@@ -158,6 +170,28 @@ class Server:
                 "it up, are scheme, host, port and proxy right, and is its certificate trusted "
                 "(SSL_CERT_FILE)?"
             ) from None
+
+    def _follows(self, response: httpx.Response) -> bool:
+        """Whether an answer sends to another path of the host, which is asked from then on."""
+        if response.next_request is None:
+            return False
+        to = response.next_request.url
+        if to.host != self._url.host or to.scheme not in (self._url.scheme, "https"):
+            return False
+        self._url = self._url.copy_with(scheme=to.scheme, port=to.port, raw_path=to.raw_path)
+        return True
+
+
+def _seconds(wait: str, otherwise: float) -> float:
+    """The seconds of Retry-After, which is a number, a date or nothing."""
+    try:
+        seconds = float(wait)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(wait).timestamp() - time.time()
+        except ValueError:
+            seconds = otherwise
+    return seconds if seconds > 0 else 0.0
 
 
 def _numbers(vector: Any) -> Any:

@@ -1,19 +1,18 @@
 """The pages of the studies: their tables are what the stored cells give, and none without cells."""
 
-import importlib
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from benchmarks.studies import tables
-from benchmarks.studies.estimates import NOTHING
+from benchmarks.studies import archive, tables
+from benchmarks.studies.estimates import NOTHING, paired
 from benchmarks.studies.known import training
-from benchmarks.studies.store import Store
+from benchmarks.studies.store import Store, packed
 
-FILES = sorted((tables.ROOT / "benchmarks" / "studies").glob("**/cells.jsonl"))
-SCRIPTS = {"boilerplate": "pages", "revela": "revela_text"}
+FILES = sorted(archive.STUDIES.glob("**/*.jsonl"))
 
 
 @pytest.mark.slow
@@ -31,14 +30,51 @@ def test_evidence_quotes_what_the_pages_have() -> None:
     assert tables.unquoted() == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
-def test_a_file_has_a_line_for_each_cell(file: Path) -> None:
-    name = file.parent.name
-    module = "cells" if name == "studies" else f"{name}.{SCRIPTS.get(name, name)}"
-    study = importlib.import_module(f"benchmarks.studies.{module}")
-    stores = [x for x in vars(study).values() if isinstance(x, Store) and x.file == file]
-    assert len(stores) == 1
-    assert len(stores[0].found) == len(file.read_text(encoding="utf-8").splitlines())
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}, {file.stem}")
+def test_no_two_lines_of_cells_have_the_same_settings(file: Path) -> None:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    settings = [json.dumps(json.loads(line).get("settings", line)) for line in lines]
+    assert len(settings) == len(set(settings)) > 0
+
+
+def test_entries_of_closed_studies_by_hand(tmp_path: Path) -> None:
+    file = tmp_path / "cells.jsonl"
+    values = {1: [0.1, 0.5, 0.9], 2: [0.2, 0.5, 1.0], 3: [0.1, 0.3, 0.2], 4: [0.2, 0.2, 0.6]}
+    lines = [json.dumps({"ndcg": packed(np.array(x)), "at": {"d": i}}) for i, x in values.items()]
+    file.write_text("\n".join(lines))
+    of, less = ["1/ndcg", "2/ndcg"], ["3/ndcg", "4/ndcg"]
+    seeds = np.array([np.subtract(values[a], values[b]) for a, b in ((1, 3), (2, 4))])
+    numbers = {"of": ["1/at/d", "4/at/d"], "scale": 1}
+    half = 12.706 * 2.1213 / 2**0.5  # t of one degree of freedom, standard deviation, two seeds
+    expected = {
+        "as it is": "as it is",
+        "53.3": {"do": "mean", "of": of},
+        "26.7": {"do": "mean", "of": of, "less": less},
+        "1, 4": {"do": "each", "form": ".0f", **numbers},
+        "1 to 4": [
+            {"do": "min", "form": ".0f", **numbers},
+            " to ",
+            {"do": "max", "form": ".0f", **numbers},
+        ],
+        f"{half:.1f}": {"do": "margin", **numbers},
+        "2.00": {"do": "ratio", "of": of, "less": less, "form": ".2f"},
+        paired([seeds]).show(): {"do": "gain", "of": of, "less": less},
+        paired([seeds, -seeds]).show(): {
+            "do": "gain over tasks",
+            "of": [of, less],
+            "less": [less, of],
+        },
+        paired([seeds.mean(axis=0)[None]]).show(digits=2): {
+            "do": "by query",
+            "of": of,
+            "less": less,
+            "digits": 2,
+        },
+        "+26.7 [": {"do": "judge", "of": of, "less": less},
+    }
+    for text, entry in expected.items():
+        found = archive.shown(entry, file)
+        assert found.startswith(text) if text.endswith("[") else found == text, entry
 
 
 def test_a_store_reads_what_it_wrote(tmp_path: Path) -> None:
@@ -57,20 +93,6 @@ def test_the_figures_of_readme_and_guides_are_on_the_pages_that_they_link():
     assert {page.name: tables.unknown(page, text) for page, text in pages.items()} == {
         page.name: [] for page in pages
     }
-
-
-def test_the_tables_of_the_clip_page_are_what_the_runs_give() -> None:
-    pytest.importorskip("open_clip")
-    clip = importlib.import_module("benchmarks.studies.clip.clip")
-    runs = clip.collect()
-    assert runs.keys() >= {"nonorm-sym", "imgnorm-i2t"}
-    page = (tables.ROOT / "docs" / "research" / "clip.md").read_text(encoding="utf-8")
-    pattern = r"<!-- stored runs, (\w+) -->\n\n(.*?)\n\n<!-- end of runs -->"
-    found = re.findall(pattern, page, re.DOTALL)
-    assert [test for test, _ in found] == list(clip.TESTS)
-    for test, table in found:
-        assert table.splitlines() == clip.sign_table(runs, test)
-        assert len(table.splitlines()) == 2 + len(runs)
 
 
 def test_a_no_to_a_claim_of_a_paper_says_what_it_rests_on():

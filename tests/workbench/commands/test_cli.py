@@ -12,6 +12,7 @@ from _calls import CALLS, COMMANDS, call, taking
 from _cli import figures, invoke, refusal
 from _embedding_server import EmbeddingServer, serving
 from _lookup import bag
+from _processes import python
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 from test_docs import ROOT
@@ -38,6 +39,19 @@ def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
     assert max(map(len, help.splitlines())) <= 80
     for parameter in COMMANDS[name].params:
         assert all(f" {option} " in help for option in parameter.opts if option[0] == "-")
+
+
+def test_help_has_its_sentences_where_docstrings_are_dropped():
+    said = python("-OO", "-m", "st_magnitude", "--help").stdout
+    assert all(str(COMMANDS[name].help).partition(".")[0] in said for name in COMMANDS)
+
+
+def test_mteb_without_a_home_directory(monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    assert "export HOME=/tmp" in refusal("mteb", "model", "none")
 
 
 def test_version_and_traceback(data_folder):

@@ -298,16 +298,23 @@ def test_a_run_that_has_ended_can_be_taken_further(place, monkeypatch, fails):
     assert record_of(place["output"])["log"][-1]["step"] == 4
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
-    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        (signal.SIGHUP, 129),
+    ],
 )
 def test_a_signal_saves_the_step_and_resume_ends_as_undisturbed(
     place, tmp_path, monkeypatch, number, code
 ):
     place |= {"max_steps": 5, "save_steps": 100, "learning_rate": 0.05}
     fit(place, output=tmp_path / "straight")
-    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(s) for s in STOPS]
     step, calls = SentenceTransformerTrainer.training_step, itertools.count(1)
 
     def disturbed(*args, **kwargs):
@@ -318,7 +325,7 @@ def test_a_signal_saves_the_step_and_resume_ends_as_undisturbed(
     with monkeypatch.context() as patch:
         patch.setattr(SentenceTransformerTrainer, "training_step", disturbed)
         assert invoke("train", **place).exit_code == code
-    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [signal.getsignal(s) for s in STOPS] == handlers
     checkpoints = (place["output"] / WORK).glob("checkpoint-*")
     assert [path.name for path in checkpoints] == ["checkpoint-2"]
     fit(place, resume=True)

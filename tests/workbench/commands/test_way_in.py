@@ -135,8 +135,8 @@ def test_known_data_are_told_of_in_short(static_path, tmp_path, command):
     words = call(command, model=static_path, data=tmp_path / "pairs.csv")
     said = invoke(*words).output
     assert "Left out 1 row without text" in " ".join(said.split())
-    assert "underscores" not in said
-    assert "underscores" in invoke(*words, verbose=True).output
+    assert "30 documents; queries" not in said
+    assert "30 documents; queries" in invoke(*words, verbose=True).output
     if command != "search":
         said = invoke(*call(command, model="none", data=tmp_path / "pairs.csv")).output
         assert len(said.splitlines()) == 1

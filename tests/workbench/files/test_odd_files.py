@@ -7,8 +7,12 @@ import io
 import itertools
 import json
 import os
+import re
+import shutil
+import subprocess
 import zipfile
 from collections.abc import Callable
+from datetime import datetime
 
 import pandas
 import polars
@@ -37,11 +41,11 @@ def written(quoting: int, mark: str, rows: list[tuple[str, ...]]) -> str:
     return text.getvalue()
 
 
-def packed(name: str, content: str) -> bytes:
+def packed(name: str, content: str, hidden: str = "__MACOSX/._a.csv") -> bytes:
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w") as archive:
         archive.writestr(name, content)
-        archive.writestr("__MACOSX/._a.csv", "\0")
+        archive.writestr(hidden, "\0")
     return raw.getvalue()
 
 
@@ -49,8 +53,10 @@ WORDS = [(word, split) for split, words in SPLIT_KEYWORDS.items() for word in wo
 PATHS = ["{}.csv", "{}/0000.csv", "split={}/part.csv", "squad_{}.csv", "x/{}-00000-of-2.csv"]
 
 
-@pytest.mark.parametrize(("word", "split"), WORDS)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("word", "split", "path"),
+    [(*word, path) for word, path in zip(WORDS, itertools.cycle(PATHS), strict=False)],
+)
 def test_a_split_that_a_name_says_is_used(tmp_path, word, split, path):
     """By every word by which `datasets` knows one, in a name or a folder."""
     split = "dev" if split == "validation" else str(split)
@@ -131,7 +137,12 @@ def rows_and_notes(splits: Splits) -> tuple[bool, str]:
         ("a.zip", packed("b.csv", CSV), ""),
         ("a.csv", CSV.encode("utf-16-be"), ""),
         ("a.csv", CSV.replace("\n", ",,\n"), ""),
-        ("a.csv", CSV.replace("\n", ",x\n").replace(",x", ",", 1), "24 cells in columns without"),
+        ("a.csv", CSV.replace("\n", ",x\n").replace(",x", ",", 1), ""),
+        ("a.csv", CSV.encode("utf-32"), ""),
+        ("a.csv", re.sub(r"(.*),(.*)", r'"\1", "\2"', CSV), ""),
+        ("a.csv", re.sub(r"(.*),(.*)", r"| \1 | \2 |", CSV).replace("\n", "\n|---|:--|\n", 1), ""),
+        ("a.json", json.dumps({key: [row[key] for row in ROWS] for key in ROWS[0]}), ""),
+        ("a.zip", packed("b.csv", CSV, "._b.csv"), ""),
     ],
 )
 def test_files_that_are_read(tmp_path, name, content, note):
@@ -144,26 +155,43 @@ def test_files_that_are_read(tmp_path, name, content, note):
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def spreadsheet(file, rows, sheets=1):
+def spreadsheet(file, rows, cover=()):
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
+    if cover:
+        book.active.append(cover)
+        book.create_sheet("b")
     for cells in rows:
-        book.active.append(cells)
-    for _ in range(sheets - 1):
-        book.create_sheet()
+        book.worksheets[-1].append(cells)
+    book.worksheets[-1].merge_cells("A9:A10") if cover else None
     book.save(file)
 
 
 def test_a_spreadsheet(tmp_path):
+    """Behind a cover sheet, with merged cells, and with a date for a text."""
     file = tmp_path / "a.xlsx"
-    rows = [("query", "document", "score"), ("what?", "NA", 1), (), ("how?", 7, 1.0)]
-    spreadsheet(file, rows, sheets=2)
+    rows = [
+        ("query", "document", "score"),
+        ("what?", "NA", 1),
+        (),
+        ("how?", 7, True),
+        ("a b", "c", 0),
+    ]
+    spreadsheet(file, rows, cover=["Questions of 2024"])
     (tmp_path / "README.md").write_text("about it")
     splits = load_splits(tmp_path)
     assert pairs_of(splits) == {("what?", "NA"), ("how?", "7")}
-    assert "first of 2 sheets" in " ".join(splits.notes)
-    spreadsheet(file, [*rows, ("why?", "b", "x")], sheets=2)
-    with pytest.raises(DataError, match=r"a.xlsx, first of 2 sheets, row 5: the score is 'x'"):
+    notes = " ".join(splits.notes)
+    assert "sheet 'b' of ['Sheet', 'b']; --sheet NAME" in notes
+    assert "merged cells, as A9:A10" in notes
+    with pytest.raises(DataError, match=r"no .*a.xlsx, sheet 'c' of \['Sheet', 'b'\]"):
+        load_splits(file, sheet="c")
+    with pytest.raises(DataError, match="a has no rows"):
+        load_splits(file, sheet="Sheet")
+    spreadsheet(file, [*rows, ("why?", datetime(2024, 1, 2), 1)])
+    with pytest.raises(
+        DataError, match=r"a.xlsx, sheet 'Sheet' .*, row 6: the document is datetim"
+    ):
         load_splits(file)
 
 
@@ -191,39 +219,20 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_all_kinds_of_tables_get_the_same_checks(tmp_path, name):
+    """A name that is there twice, and the second row, counted from 1 without the header."""
     file = tmp_path / name
-    WRITERS[name](file, HEADER, [*PAIRS[:9], HEADER, *PAIRS[9:]])
-    is_whole, notes = rows_and_notes(load_splits(file))
-    assert is_whole
-    assert "a." in notes
-    assert ": left out 1 row with the header again." in notes
     WRITERS[name](file, ("query", "query"), PAIRS)
     with pytest.raises(DataError, match=r"a\..* has the name 'query' twice"):
         load_splits(file)
+    WRITERS[name](file, HEADER, [*PAIRS[:1], ("how?", ""), *PAIRS[1:]])
+    second = "row 2" if name in ("a.json", "a.parquet") else "line 2" if "jsonl" in name else " 3"
+    assert f"Left out 1 row without text, the first at {file}" in str(load_splits(file).notes)
+    assert f"{second}." in str(load_splits(file).notes)
 
 
 def test_an_arrow_table_gets_them_as_well():
-    table = arrow(HEADER, [*PAIRS, HEADER])
-    assert "left out 1 row with the header again." in load_splits(table).notes
     with pytest.raises(DataError, match="the name 'query' twice"):
         load_splits(arrow(("query", "query"), PAIRS))
-
-
-@pytest.mark.parametrize(
-    ("text", "wrong", "note"),
-    [
-        ("naïve café", "c\ufffd", "line 3: is not UTF-8; the file was read with 1 wrong byte re"),
-        ("naive", "cé", "line 3: is not UTF-8; the file was read as cp1252"),
-    ],
-)
-def test_bytes_that_are_not_utf_8(tmp_path, text, wrong, note):
-    """A single one takes no other letter with it."""
-    (tmp_path / "a.csv").write_bytes(
-        f"query,document\n{text},a\nc@,b\n".encode().replace(b"@", b"\xe9")
-    )
-    splits = load_splits(tmp_path / "a.csv")
-    assert {query for query, _ in pairs_of(splits)} == {text, wrong}
-    assert note in splits.notes[0]
 
 
 def test_a_folder_with_texts_stays_one_of_texts(tmp_path):
@@ -293,9 +302,9 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.sql", "insert into pairs", "sqlite3 DATABASE < FILE && sqlite3 -header -csv"),
     ("a.db", b"SQLite format 3\0", "sqlite3 -header -csv DATABASE"),
     ("a.pdf", b"%PDF", "pairs in CSV, TSV.* Convert it, as with pandas"),
-    ("a.json", json.dumps({"version": 1, "data": ROWS}), r"jq -c '\.data\[\]' .*a.json > pairs"),
+    ("a.json", pandas.DataFrame(ROWS).to_json(), r"TABLE.to_json\('pairs.json', orient='records'"),
     ("a.json", "7", "no array of rows, but 7"),
-    ("a.json", "[1, 2]", "row 0: is not a mapping of texts, but 1"),
+    ("a.json", "[1, 2]", "row 1: is not a mapping of texts, but 1"),
     ("a.json", "{", "line 1: is not valid JSON"),
     ("a.json", "", "has no rows"),
     ("a.jsonl", '"text"\n', "line 1: is not a mapping of texts, but 'text'"),
@@ -309,21 +318,33 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.csv", "title,body\na,b\n", "a.csv: the columns are .*--columns query=title,document=bo"),
     ("a.csv", "Frage,Antwort\na,b\n", "--columns query=Frage,document=Antwort"),
     ("a.csv", "query,Antwort\na,b\n", "--columns query=query,document=Antwort"),
-    ("a.csv", "what is tea?,a drink of leaves\nand?,b\n", "seem to be texts: write a header"),
+    ("a.csv", "what is tea?,a drink\nand?,b\n", "is your first pair, write a header above it: q"),
+    ("a.csv", "id,qid1,question1,title\n1,7,a b,c d\n", "query=question1,document=title"),
+    ("a.csv", "query_id,Frage,Art\nq1,a b,x\n", "query=Frage,document=Art"),
+    ("a.csv", "review,label\na b,1\nc d,0\n", "No column of texts is left for the document; add"),
+    ("a.csv", "a b,my id\nc d,e f\n", "--columns 'query=a b,document=my id'"),
+    ("a.csv", "# of Monday\nquery,document\na,b\n", "first line, '# of Monday', has one column"),
+    ("a.csv", 'query,document\na,"b" c\nd,e\nf,"g" h\n', "line 2: .*nor does one on 1 other line"),
+    ("a.csv", "query,document,split\na,b, Train \nc,d,Trian\n", "line 3: the split 'Trian' is not"),
     ("a.csv", "query,document\na,b\nc,d,e\n", "line 3: has 3 columns, but the header has 2"),
     ("a.csv", 'query,document\n"a\nb",c\nd,"e\nf,g\n', "line 4: a cell in double quotes does not"),
     ("a.csv", 'query,document\na,"say \\"b\\""\n', "line 2: a cell in double quotes"),
-    ("a.csv", "query\nlonely\n", "has one column"),
-    ("a.csv", "", "has one column"),
+    ("a.csv", "query\nlonely\n", "the first line, 'query', has one column"),
+    ("a.csv", "\n", "is empty; write a header"),
     ("a.csv", "query,document\n", "has no rows"),
-    ("a.csv", "query,document\n,\n", "no document is relevant"),
+    ("a.csv", "query,document\n,\n", "has no rows"),
+    ("a.csv", "query,document\na,\n", "no document is relevant"),
     ("a.csv", "query,answer,passage\na,b,c\n", "answer and passage may be the document: choose"),
     ("a.csv", "text,label\na,7\nc,8\n", "numbers, such as '7'.* add one with the names"),
     ("a.csv", "query,document,score\na,b,0\nc,d,0\n", "no document is relevant"),
     ("a.csv", "query,document,score\na,b,-2.5\nc,d,-0.5\n", "highest score is -0.5, below"),
-    ("a.csv", "query,document,score\na,b,1\nquery,document,score\nc,d,x\n", "line 4: the score"),
+    ("a.csv", "query,document,score\na,b,1\nc,d,x\n", "line 3: the score"),
     ("a.csv", f"query,document,score\na,b,{HUGE}\n", "line 2: the score is 'xxx.*; write a number"),
-    ("a.csv", f"query,document,split\na,b,{HUGE}\n", "line 2: the split is not train, dev or test"),
+    (
+        "a.csv",
+        f"query,document,split\na,b,{HUGE}\n",
+        "line 2: the split 'xxx.* is not train",
+    ),
     ("a.csv", f"query,{HUGE}\na,b\n", "Choose two|a header"),
     ("a.csv", f"{HUGE},{HUGE}\na,b\n", "'xxx.* twice"),
     ("a.csv", f"query,document\na,{HUGE}\nb,{HUGE}\n", "All documents are one"),
@@ -357,6 +378,64 @@ def test_objects_that_are_refused_by_their_conversion(source, message):
     with pytest.raises(DataError, match=message) as refused:
         load_splits(source())
     assert len(str(refused.value)) < 500
+
+
+def remedied(message: str, folder) -> Splits:
+    """Runs the command that a message names, which makes pairs.jsonl or utf8.csv."""
+    found = re.search(r"\b(?:z?cat|iconv) .* > (\w+\.\w+)", message)
+    subprocess.run(found[0], shell=True, cwd=folder, check=True)
+    return load_splits(folder / found[1])
+
+
+def of_squad(row: dict[str, str]) -> dict[str, object]:
+    answers = [{"text": "short", "answer_start": 1}]
+    asked = [{"question": row["query"], "id": "7", "answers": answers}]
+    return {"title": "t", "paragraphs": [{"context": row["document"], "qas": asked}]}
+
+
+LAYOUTS = {
+    "wrapped": {"version": 1, "data": ROWS},
+    "SQuAD": {"version": "2", "data": [of_squad(row) for row in ROWS]},
+    "CLINC150": {"val": PAIRS[:2], "train": PAIRS},
+}
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nested_json_gets_a_line_of_jq_that_works(tmp_path, layout):
+    (tmp_path / "my a.json").write_text(json.dumps(LAYOUTS[layout]))
+    with pytest.raises(DataError, match="no array of rows, but ") as refused:
+        load_splits(tmp_path / "my a.json")
+    assert rows_and_notes(remedied(str(refused.value), tmp_path))[0]
+
+
+SPELLED = {
+    "Python": str,
+    "JSON": json.dumps,
+    "numpy": lambda texts: str(texts).replace(", ", "\n ").replace("ä", "a"),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLED)
+def test_lists_in_cells_are_several_documents(tmp_path, spelling):
+    """As to_csv writes them; a column with one other cell stays one of texts."""
+    lists = [[document, f"it's {document}\u00e4"] for _, document in PAIRS]
+    rows = [(q, SPELLED[spelling](texts)) for (q, _), texts in zip(PAIRS, lists, strict=True)]
+    (tmp_path / "a.csv").write_text(written(0, ",", [HEADER, *rows]))
+    splits = load_splits(tmp_path / "a.csv")
+    assert len(pairs_of(splits)) == 2 * len(PAIRS)
+    assert {*PAIRS} < pairs_of(splits)
+    assert "Each text of the lists in the column document counts by itself." in splits.notes
+    (tmp_path / "a.csv").write_text(written(0, ",", [HEADER, *rows, ("x", "[sic] y")]))
+    assert len(pairs_of(load_splits(tmp_path / "a.csv"))) == len(PAIRS) + 1
+
+
+def test_columns_of_a_parquet_that_are_not_read_are_named(tmp_path):
+    answers = pyarrow.array([[{"text": "a"}]] * len(ROWS))
+    table = pyarrow.table({"Frage": [q for q, _ in PAIRS], "answers": answers})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"Frage, and without texts or numbers answers\. No col"):
+        load_splits(tmp_path / "a.parquet")
 
 
 def test_a_pipe_is_named(tmp_path):

@@ -251,17 +251,17 @@ def test_saved_and_read_again(tmp_path):
     assert again.relevant_documents() == splits.relevant_documents()
     assert again["dev"].corpus is again["test"].corpus
     again.check_held_out("dev", "test")
-    with pytest.raises(DataError, match="columns and threshold are of pairs"):
-        load_splits(tmp_path / "data", threshold=2)
+    for option in ({"threshold": 2}, {"encoding": "cp1252"}, {"sheet": "a"}):
+        with pytest.raises(DataError, match="columns, threshold, encoding and sheet are of pairs"):
+            load_splits(tmp_path / "data", **option)
     with pytest.raises(FileExistsError):
         splits.save(tmp_path / "data")
 
 
-def test_names_of_classes_are_read_with_spaces_and_said():
+def test_names_of_classes_are_read_with_spaces():
     rows = [{"text": f"question {n}", "category": f"lost_card_{n % 3}"} for n in range(12)]
     splits = load_splits(rows)
     assert {*splits["train"].corpus.values()} == {"lost card 0", "lost card 1", "lost card 2"}
-    assert any("underscores are read as spaces" in note for note in splits.notes)
     rows[0]["category"] = "a text with snake_case in it"
     assert "lost_card_1" in load_splits(rows)["train"].corpus.values()
 

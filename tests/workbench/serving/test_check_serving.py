@@ -5,6 +5,7 @@ import re
 from base64 import b64encode
 from copy import deepcopy
 from dataclasses import replace
+from email.utils import formatdate
 from traceback import format_exc
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -98,6 +99,7 @@ def test_a_server_that_keeps_norms_is_the_same(model):
         ({"dim": 16}, ["dimensions"], "16 dimensions"),
         ({"factor": 3.0}, ["norms"], "norms of 1"),
         ({"normalize": True, "limit": 32}, ["norms", "truncation"], ""),
+        ({"zeros": 2}, ["zeros"], "[26] of (8|18) "),
     ],
 )
 def test_each_fault_is_one_finding(model, faults, names, says):
@@ -133,7 +135,7 @@ def bits(model, texts):
         (other_pooling, "vectors", "another pooling"),
         (lambda model, texts: model.encode(texts)[::-1], "vectors", "rows in another order"),
         (
-            lambda model, texts: model.encode([x[1:] for x in texts]),
+            lambda model, texts: model.encode([x[1:] or x for x in texts]),
             "vectors",
             "client that strips",
         ),
@@ -209,7 +211,13 @@ ENDLESS = [b"HTTP/1.1 500 No\r\nContent-Length: 50000000\r\n\r\n" + b"x" * 5000,
         ({"widths": [8, 8, 8, 32]}, "of 8 and of 32 dimensions"),
         ({"says": (413, "Too long")}, "does not embed"),
         ({"says": (500, "Overloaded"), "over": 60}, "HTTP 500 Internal Server Error"),
-        ({"retries": 2}, "HTTP 429"),
+        (
+            {"busy": [429] * 3, "wait": "0"},
+            "busy .HTTP 429 Too Many .* and asks to wait 0 s",
+        ),
+        ({"busy": [503] * 3, "wait": "0.01"}, "too busy .HTTP 503 .* Try again later"),
+        ({"busy": [429], "wait": "3600"}, "asks to wait 3600 s"),
+        ({"moved": "http://elsewhere.example{path}/"}, "HTTP 307"),
         ({"refuses": "encoding_format"}, "HTTP 422"),
         ({"drip": ENDLESS, "timeout": 1.0}, "HTTP 500 Internal Server Error"),
         ({"sleep": 1.0, "timeout": 0.05}, "within 0.05 s"),
@@ -334,12 +342,18 @@ def test_the_command(model, tmp_path, monkeypatch):
         assert "from its character 2 on" in run(2, "--request", "{'api_key': 'secret'}").output
 
 
+PAST = formatdate(0, usegmt=True)
+
+
 @pytest.mark.parametrize(
     ("faults", "options"),
     [
         ({"key": "right"}, {"api_key": " right\n"}),
         ({"base64": True}, {}),
-        ({"retries": 1}, {}),
+        *(({"busy": [429, 503], "wait": wait}, {}) for wait in ("0", "0.01", "-1", PAST)),
+        ({"busy": [503]}, {}),
+        ({"gzip": True}, {}),
+        ({"moved": "{path}/"}, {}),
         ({"refuses": "encoding_format"}, {"request": {"encoding_format": None}}),
     ],
 )
