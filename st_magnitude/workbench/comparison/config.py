@@ -30,7 +30,7 @@ COSINE_PRIOR = "cosine-prior"  # cosine with `st_magnitude.DocumentPrior`
 
 # Temperatures and learning rates in the order in which they are tried; the first ones are the
 # defaults of `TrainConfig`.
-USUAL_GRID = (0.05, 0.02, 0.01, 0.1), (2e-5, 5e-5)
+USUAL_GRID = (0.05, 0.02, 0.01, 0.1), (5e-5, 2e-5)
 STATIC_GRID = (0.1, 0.05, 0.02, 0.2), (3e-2, 1e-2)
 
 
@@ -55,7 +55,7 @@ class CompareConfig:
         ValueError: If a loss is unknown, the budget unreadable, or a number out of range.
     """
 
-    budget: Annotated[str, Option(help="Time for all trainings, as 2h; none begins after.")] = "30m"
+    budget: Annotated[str, Option(help="Time for all trainings, as 2h.")] = "30m"
     losses: Annotated[
         Names,
         words(
@@ -68,13 +68,18 @@ class CompareConfig:
         numbers("Temperatures; default: 0.05,0.02,0.01,0.1 (a static table: 0.1,0.05,0.02,0.2)."),
     ] = None
     learning_rates: Annotated[
-        Floats, numbers("Learning rates; default: 2e-5,5e-5 (a static table: 3e-2,1e-2).")
+        Floats, numbers("Learning rates; default: 5e-5,2e-5 (a static table: 3e-2,1e-2).")
     ] = None
-    epochs: Annotated[float, Option(min=0, help="Largest number of passes over the pairs.")] = 3.0
-    max_steps: Annotated[int, Option(min=1, help="Largest number of steps of a candidate.")] = 300
+    epochs: Annotated[
+        float | None, Option(min=0, help="Passes over the pairs; default: as train.")
+    ] = None
+    max_steps: Annotated[
+        int | None, Option(min=1, help="Largest number of steps of a candidate; default: no limit.")
+    ] = None
     batch_size: Annotated[
-        int, Option(min=2, help="Pairs in a batch, each a negative of the others.")
-    ] = 32
+        int | None,
+        Option(min=2, help="Pairs in a batch, each a negative of the others; default: as train."),
+    ] = None
     mini_batch_size: MiniBatchSize = None
     negatives: Negatives = None
     max_length: MaxLength = None
@@ -102,7 +107,8 @@ class CompareConfig:
     @property
     def tried(self) -> list[str]:
         """The losses to try, in their order."""
-        return [name for name in compared_losses() if not self.losses or name in self.losses]
+        asked = {"cosine", *(self.losses or compared_losses())}
+        return [name for name in compared_losses() if name in asked]
 
 
 @dataclass(frozen=True)
@@ -151,11 +157,10 @@ class Candidate:
 
 
 def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> list[Candidate]:
-    """All candidates: every loss at the same temperatures and learning rates, of which the rates
-    matter most. Plain cosine at the defaults of `TrainConfig` comes first."""
+    """All candidates: every loss at the first setting, cosine before the others, then every loss at
+    the second one. The first setting is that of `TrainConfig`; rates matter more than
+    temperatures."""
     names = [name for name in config.tried if name != COSINE_PRIOR or has_prior]
     temperatures, rates = STATIC_GRID if is_static else USUAL_GRID
-    settings = list(product(config.temperatures or temperatures, config.learning_rates or rates))
-    found = [Candidate("cosine", tau, rate) for tau, rate in settings]
-    found += [Candidate(name, tau, rate) for tau, rate in settings for name in names]
-    return list(dict.fromkeys(found))
+    settings = product(config.temperatures or temperatures, config.learning_rates or rates)
+    return [Candidate(name, tau, rate) for tau, rate in settings for name in names]

@@ -41,7 +41,7 @@ from st_magnitude.training.stopping import refuse_diverged
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
 __all__ = ["is_uneven", "make_rows", "make_trainer", "reading"]
-__all__ += ["sampler_of", "train_copy", "trained_copy", "warn_of_left_out"]
+__all__ += ["sampler_of", "train_copy", "trained_copy", "warn_of_left_out", "with_defaults"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def is_uneven(positives: Iterable[str]) -> bool:
     return len(set(Counter(positives).values())) > 1
 
 
-def _with_defaults(config: TrainConfig, model: SentenceTransformer, num_rows: int) -> TrainConfig:
+def with_defaults(config: TrainConfig, model: SentenceTransformer, num_rows: int) -> TrainConfig:
     """The settings with the defaults for a kind of model; of tables docs/research/known.md."""
     is_table = has_static_embedding_input(model)
     is_plain = config.loss == "cosine" and config.dims is None and config.temperatures is None
@@ -110,7 +110,7 @@ def make_trainer(
     saves: bool = True,
 ) -> SentenceTransformerTrainer:
     """The Trainer of a run, with a model fit for the loss. One that saves nothing shows nothing."""
-    config = _with_defaults(config, model, len(rows))
+    config = with_defaults(config, model, len(rows))
     card = model.model_card_data
     card.ir_model = True
     card.task_name = "semantic search and other retrieval tasks"

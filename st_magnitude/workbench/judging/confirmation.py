@@ -10,6 +10,7 @@ from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.judge import Difference
 from st_magnitude.result import Result, Table
 from st_magnitude.workbench.judging.choice import System, queries_that_show
+from st_magnitude.workbench.judging.copies import NO_COPIES, Copies
 from st_magnitude.workbench.judging.exam import DEPTH, Exam
 from st_magnitude.workbench.judging.folds import split_of
 from st_magnitude.workbench.judging.verdict import (
@@ -33,6 +34,7 @@ class Confirmation(Result):
     # what is deployed, the best simpler search, the best other one, the pretrained model, and the
     # classifier if the verdict has it
     rows: tuple[Row, ...]
+    copies: Copies = NO_COPIES  # of training queries
 
     @property
     def where(self) -> str:
@@ -42,7 +44,8 @@ class Confirmation(Result):
         deployed, *others = self.rows
         said = f"On {self.where}, {deployed.name} has nDCG@10 {deployed.ndcg:.4f}"
         over = ", ".join(f"{row.gain} over {row.name}" for row in others)
-        return f"{said}: {over}." if over else f"{said}."
+        said += f": {over}." if over else "."
+        return f"{said} {self.copies}".strip()
 
     def tables(self) -> Iterable[Table | str]:
         yield table_of(self.where, self.rows)
@@ -98,7 +101,8 @@ def confirm(
             lexical[tokens] = LexicalIndex(data, TOKENS[tokens]).search(data, DEPTH)
         ranking = system.again(rankings.get(system.model), lexical.get(tokens))
         found.append(replace(system, ranking=ranking))
+    copies = Copies.of(found[0], found[-1], exam.near_copies, seed)
     if verdict is not None:
         found += verdict.controls.confirm(exam)
     rows = tuple(row_of(system, found[0], seed) for system in found)
-    return Confirmation(split_of(data), len(data.query_ids), rows)
+    return Confirmation(split_of(data), len(data.query_ids), rows, copies)

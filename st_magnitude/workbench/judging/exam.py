@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast
 
 from sentence_transformers import SentenceTransformer
@@ -14,6 +15,7 @@ from sentence_transformers.base.losses import has_static_embedding_input
 from st_magnitude._checks import InputError
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.workbench.files.pairs import Splits
+from st_magnitude.workbench.judging.copies import near_copies
 from st_magnitude.workbench.judging.folds import (
     DEFAULT_FOLDS,
     folds_of,
@@ -85,13 +87,14 @@ class Exam:
         if judged is None or (name == judge and judge in splits.drawn):
             whole = training if judged is None else training.joined(splits[judge])
             rest, in_folds = _in_folds(whole, model, folders, folds, seed)
+            if in_folds and (choose is not None or judged is not None):
+                which = f"of {train} and {judge}" if choose is None else f"outside of {choose}"
+                notes.append(
+                    f"The {len(rest.query_ids):,} queries {which} judge the result, held out in"
+                    f" {len(in_folds)} folds."
+                )
             if in_folds:
                 training, judged = whole, rest
-            if in_folds and choose is not None:
-                notes.append(
-                    f"The {len(rest.query_ids):,} queries outside of {choose} judge the result,"
-                    f" held out in {len(in_folds)} folds."
-                )
         if judged is None and choose is not None:
             training, judged = _held_out(training, judge, folders, seed, notes)
         confirmed = None if confirm is None else unread(splits[confirm], *folders)
@@ -113,6 +116,12 @@ class Exam:
         for fold in self.folds:
             asked = cast(RetrievalData, self.judged).only(fold)
             yield self.train.only(self.train.queries.keys() - fold).apart_from(asked), asked
+
+    @cached_property
+    def near_copies(self) -> set[str]:
+        """Ids of the queries that judge or confirm, and equal a training query up to a word."""
+        papers = [*self.papers(), (self.train, self.confirm)]
+        return set().union(*(near_copies(train, asked) for train, asked in papers if asked))
 
     @property
     def where(self) -> str:

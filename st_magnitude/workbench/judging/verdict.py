@@ -21,6 +21,7 @@ from st_magnitude.workbench.judging.choice import (
     systems_of,
 )
 from st_magnitude.workbench.judging.controls import CLASSIFIER, Controls
+from st_magnitude.workbench.judging.copies import NO_COPIES, Copies
 from st_magnitude.workbench.judging.exam import Exam
 from st_magnitude.workbench.judging.folds import number_of_different
 
@@ -97,6 +98,7 @@ class Verdict(Result):
     no_control: str = ""  # why BM25 is none, in a sentence
     scoring: Scoring | None = None  # if these queries could choose one
     name: str = AFTER
+    copies: Copies = NO_COPIES  # of training queries
     # all ways to search, the simplest first
     systems: tuple[System, ...] = field(default=(), repr=False, compare=False, metadata=UNSAVED)
     controls: Controls = field(default=NONE, repr=False, compare=False, metadata=UNSAVED)
@@ -132,7 +134,8 @@ class Verdict(Result):
     def headline(self) -> str:
         """Better, worse or no clear difference, by how much and on how many queries."""
         said = f"{self.saved.gain.name}: {self.saved.gain} of nDCG@10 against the pretrained model"
-        return f"{said}, on {self.where}. {self._about_bm25}".strip()
+        parts = (f"{said}, on {self.where}.", self.copies, self._about_bm25)
+        return " ".join(filter(None, map(str, parts)))
 
     def advice(self) -> str:
         """Recommended next steps; none where nothing was found."""
@@ -250,6 +253,7 @@ def verdict_of(
         no_control=controls.no_control,
         scoring=scoring,
         name=after.name,
+        copies=Copies.of(after, before, exam.near_copies, seed),
         systems=tuple(systems),
         controls=controls,
     )

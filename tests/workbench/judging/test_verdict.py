@@ -10,13 +10,14 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.judge import Difference
+from st_magnitude.judge import Difference, judge
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.train import choose_scoring
 from st_magnitude.workbench.judging.choice import Decision, System
 from st_magnitude.workbench.judging.confirmation import Confirmation
 from st_magnitude.workbench.judging.contestants import Contestant, Encoded, search
 from st_magnitude.workbench.judging.controls import CLASSIFIER
+from st_magnitude.workbench.judging.copies import Copies
 from st_magnitude.workbench.judging.exam import Exam
 from st_magnitude.workbench.judging.folds import folds_of
 from st_magnitude.workbench.judging.verdict import (
@@ -183,6 +184,25 @@ def test_a_gain_a_median_change_and_a_loss_are_shown(by_hand):
         r"(w1|w6)  \(1.00 -> 0.63\)\n      before: \1 \1 \1\n      now:    \1 \1\n", shown
     )
     assert re.search(r"(w5|w10)  \(0.63 -> 0.00\)\n.*\n      now:    nothing", shown)
+
+
+@pytest.mark.parametrize("copies", [0, 1, 5, 6, 100])
+def test_near_copies_are_told_and_above_a_twentieth_the_others_are_judged(copies):
+    """Of 100 queries, near copies gain everything, and so does every tenth of the others."""
+    queries = {f"q{i}": f"question {i}" for i in range(100)}
+    data = RetrievalData(queries, {"a": "answer", "b": "other"}, {q: {"a"} for q in queries})
+    gains = [float(i < copies or i % 10 == 0) for i in range(100)]
+    of_after = zip(queries, gains, strict=True)
+    after = Ranking.of_run(data, {q: {"a" if gain else "b": 1.0} for q, gain in of_after}, k=1)
+    before = Ranking.of_run(data, {q: {"b": 1.0} for q in queries}, k=1)
+    near = {f"q{i}" for i in range(copies)}
+    found = Copies.of(System(AFTER, after), System(BEFORE, before), near, seed=3)
+    others = judge(gains[copies:], seed=3) if copies == 6 else None
+    assert found == Copies(copies, others, BEFORE if others else "")
+    told = f"Up to a word, training rows hold {copies} of these queries"
+    told += f"; on the 94 others, the change is {others} against {BEFORE}." if others else "."
+    assert str(found) == (told if copies else "")
+    assert str(found) in made(BETTER, copies=found).headline
 
 
 BETTER = Difference(0.05, 0.01, 0.09, 200, 100)
