@@ -60,6 +60,14 @@ def place(tmp_path, monkeypatch, request):
     return tmp_path
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_a_page_is_short_and_begins_with_whom_it_is_for_and_code(page):
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= 1800
+    assert text.split("\n")[2].startswith("For you if ")
+    assert len(re.split(r"^(?:```|    \S)", text, flags=re.MULTILINE)[0].split()) <= 60
+
+
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda p: p.name)
 def test_every_block_runs_alone(page, place, minilm_path, capsys):
     for block in python_blocks(page):
