@@ -17,7 +17,7 @@ from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.workbench.comparison.config import CompareConfig
 from st_magnitude.workbench.finetune.train import TrainConfig, train
-from st_magnitude.workbench.judging import contestants
+from st_magnitude.workbench.judging import contestants, verdict
 
 WORDS = [f"w{i}" for i in range(60)]
 
@@ -78,7 +78,7 @@ def judged(monkeypatch):
     rows_of = weakref.WeakKeyDictionary()
     found = []
     run = SentenceTransformerTrainer.train
-    encode = contestants.encode
+    encode, decide = contestants.encode, verdict.decide
 
     def spied_train(trainer, *args, **options):
         rows = trainer.train_dataset
@@ -92,6 +92,9 @@ def judged(monkeypatch):
 
     monkeypatch.setattr(SentenceTransformerTrainer, "train", spied_train)
     monkeypatch.setattr(contestants, "encode", spied_encode)
+    monkeypatch.setattr(  # the trained model is saved, which folds alone would not train
+        verdict, "decide", lambda systems, *_: decide([one for one in systems if one.base])
+    )
     return found
 
 

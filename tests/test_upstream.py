@@ -119,6 +119,16 @@ def test_forward_hooks():
     assert _upstream.forward_hooks(module) == []
 
 
+@pytest.mark.parametrize("add", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_gradient_hooks(add):
+    weight = nn.Linear(1, 1).weight
+    assert not _upstream.has_gradient_hooks(weight)
+    handle = getattr(weight, add)(lambda _: None)
+    assert _upstream.has_gradient_hooks(weight)
+    handle.remove()
+    assert not _upstream.has_gradient_hooks(weight)
+
+
 def test_cpu_bf16():
     assert any(
         hasattr(torch.cpu, name) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

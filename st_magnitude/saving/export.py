@@ -22,7 +22,7 @@ from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.saving.check import OURS, REFERENCE, check_saved
-from st_magnitude.saving.find import TABLE, not_found, refuse_other_folder
+from st_magnitude.saving.find import TABLES, not_found, refuse_other_folder
 from st_magnitude.saving.table import load_table
 from st_magnitude.surgery.adapters import has_adapter, merge_lora
 from st_magnitude.surgery.gradients import without_grad_scale
@@ -109,8 +109,9 @@ def _refer_to_package(folder: Path) -> None:
 def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     """``SentenceTransformer(path, **kwargs)`` with ``ExponentNorm``; runs no code of the model.
 
-    ``"wordllama"`` is the static table of the PyPI package wordllama, which the extra ``table``
-    installs: 32,000 tokens x 256 dimensions, mean of tokens. It needs no hub and trains in seconds.
+    ``"wordllama"``, or ``"table"``, is the static table of the PyPI package wordllama, which the
+    extra ``table`` installs: 32,000 tokens x 256 dimensions, mean of tokens. It needs no hub and
+    trains in seconds.
 
     Raises:
         ImportError: If the table is asked for and not installed.
@@ -122,7 +123,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     path = str(path)
     if not path.strip():
         raise InputError("The name of the model is empty; give a folder or a hub id.")
-    if path == TABLE and not os.path.isdir(path):
+    if path in TABLES and not os.path.isdir(path):
         return load_table(**kwargs)
     place = {name: kwargs[name] for name in _PLACE if name in kwargs}
     _refuse_cross_encoder(path, place)

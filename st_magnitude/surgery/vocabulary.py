@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, Trainer
 
 from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer, num_ranks
+from st_magnitude._upstream import has_gradient_hooks
 from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.surgery.trimmed import Trimmed, trains_rows_alone, trimmed
@@ -156,7 +157,7 @@ def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None
             return "its texts are a stream, which cannot be read in advance"
     if isinstance(table, Trimmed):
         return "an outer block has trimmed it"
-    if table.weight._backward_hooks or table.weight._post_accumulate_grad_hooks:
+    if has_gradient_hooks(table.weight):
         return "a hook on its gradient may know its rows"
     if "forward" in vars(table):
         return "accelerate, or another library, has replaced its forward"

@@ -31,7 +31,7 @@ from benchmarks.studies.known.null import shuffled
 import st_magnitude as stm
 from st_magnitude.evaluation.lexical import reciprocal_rank_fusion
 from st_magnitude.judge import judge
-from st_magnitude.workbench.finetune import train as training
+from st_magnitude.workbench.finetune import run as training
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.judging.controls import CLASSIFIER
 from st_magnitude.workbench.judging.folds import folds_of
@@ -89,8 +89,9 @@ def measured(rows: list[dict[str, object]]) -> dict[str, object]:
     """The figures of `train`, and those of the loop, of one file."""
     given = []
 
-    def spy(exam, before, after, also, **options):
-        verdict = verdict_of(exam, before, after, also, **options)
+    def spy(exam, models, **options):
+        verdict = verdict_of(exam, models, **options)
+        before, after, *also = models
         given.append((before, after, also, verdict.controls.lexical))
         return verdict
 

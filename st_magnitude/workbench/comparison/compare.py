@@ -23,12 +23,13 @@ from st_magnitude.saving.export import load
 from st_magnitude.saving.find import refuse_missing
 from st_magnitude.surgery.scoring import score_by_cosine
 from st_magnitude.surgery.tokens import remembered_tokens
-from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, seconds_of
+from st_magnitude.workbench._config import seconds_of
+from st_magnitude.workbench.comparison.config import Candidate, CompareConfig
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
 from st_magnitude.workbench.files.pairs import Data, load_splits
 from st_magnitude.workbench.finetune.trainer import reading
-from st_magnitude.workbench.judging.choice import System, short_names
+from st_magnitude.workbench.judging.choice import HERE, System, short_names
 from st_magnitude.workbench.judging.contestants import Contestant, search, task_of
 from st_magnitude.workbench.judging.verdict import BEFORE, Verdict, verdict_of
 
@@ -94,7 +95,8 @@ def compare(
         seconds = time.perf_counter() - start
         others = [Contestant(of, load(path)) for of, path in short_names(also).items()]
         models = [before, *(search(other, exam) for other in others)]
-        run = _Run(trials, new, pretrained, models, seconds, began, say)
+        places = short_names(also) | ({} if name is None else {BEFORE: name})
+        run = _Run(trials, new, pretrained, models, seconds, began, say, places)
         trials.steps = run.plan(measured)
         return run.finish(name or model_name(base))
 
@@ -110,6 +112,7 @@ class _Run:
     seconds: float  # in which the pretrained model was measured on test
     began: float  # by time.perf_counter
     say: Callable[[str], None]
+    places: dict[str, str] = field(default_factory=dict)  # folders or hub ids of the models
     entries: list[Entry] = field(default_factory=list)  # candidates that are done
 
     def plan(self, measuring: float) -> int | None:
@@ -261,14 +264,12 @@ class _Run:
         after, *shown = found
         verdict = verdict_of(
             self.trials.exam,
-            self.models[0],
-            after,
-            self.models[1:],
+            [self.models[0], after, *self.models[1:]],
             shown=shown,
             seed=self.trials.config.seed,
             decides=decides,
         )
-        return verdict, over_cosine
+        return verdict.placed(self.places | {after.name: HERE}), over_cosine
 
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated
@@ -20,11 +19,12 @@ from st_magnitude.workbench._config import (
     Prompts,
     check_ranges,
     numbers,
+    seconds_of,
     words,
 )
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
-__all__ = ["Candidate", "CompareConfig", "grid_of", "seconds_of"]
+__all__ = ["Candidate", "CompareConfig", "grid_of"]
 
 COSINE_PRIOR = "cosine-prior"  # cosine with `st_magnitude.DocumentPrior`
 
@@ -37,14 +37,6 @@ STATIC_GRID = (0.1, 0.05, 0.02, 0.2), (3e-2, 1e-2)
 def compared_losses() -> list[str]:
     """All losses that a comparison can try, in the order in which it tries them."""
     return [*(name for name, loss in LOSSES.items() if loss.is_compared), COSINE_PRIOR]
-
-
-def seconds_of(budget: str) -> float:
-    """The seconds of a time such as "90s", "30m" or "2h"."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)\s*", str(budget))
-    if found is None or not float(found[1]):
-        raise InputError(f"budget must be a time such as '90s', '30m' or '2h'; got {budget!r}.")
-    return float(found[1]) * {"s": 1, "h": 3600}.get(found[2], 60)
 
 
 @dataclass(frozen=True)

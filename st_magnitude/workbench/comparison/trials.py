@@ -29,13 +29,14 @@ from st_magnitude.workbench.calibration import exponent_curve
 from st_magnitude.workbench.comparison.config import COSINE_PRIOR, Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import Entry
 from st_magnitude.workbench.files.pairs import Splits
+from st_magnitude.workbench.finetune.save import save_trained
 from st_magnitude.workbench.finetune.settings import TrainConfig
-from st_magnitude.workbench.finetune.train import save_trained
 from st_magnitude.workbench.finetune.trainer import (
     is_uneven,
     make_rows,
     reading,
     sampler_of,
+    seconds_per_step,
     train_copy,
     trained_copy,
     warn_of_left_out,
@@ -44,6 +45,7 @@ from st_magnitude.workbench.finetune.trainer import (
 from st_magnitude.workbench.judging.choice import System
 from st_magnitude.workbench.judging.contestants import Contestant, search, task_of
 from st_magnitude.workbench.judging.exam import Exam
+from st_magnitude.workbench.judging.verdict import BEFORE
 
 __all__ = ["Trials", "exam_of"]
 
@@ -143,10 +145,8 @@ class Trials:
 
     def seconds_per_step(self, folder: Path) -> float:
         """How long a step of training takes, by a few steps of the first candidate."""
-        clock = _Clock()
         settings = self.grid[0].settings(self.config, TIMED_STEPS)
-        train_copy(self.base, self.exam.train, self.rows, settings, folder, clock)
-        return float(np.median(np.diff(clock.times)))
+        return seconds_per_step(self.base, self.exam.train, self.rows, settings, folder)
 
     def measure(self, model: SentenceTransformer) -> tuple[float, float]:
         """nDCG@10 on dev, nan if training diverged, and `ExponentCurve.best`."""
@@ -166,10 +166,11 @@ class Trials:
         """How a candidate searches for the test queries: by the model in a folder, or by five that
         are trained in folds."""
         if not self.exam.folds:
-            return search(Contestant(entry.name, load(str(folder))), self.exam)
+            return search(Contestant(entry.name, load(str(folder)), base=BEFORE), self.exam)
         settings = entry.candidate.settings(self.config, self.rungs[-1])
         trains = partial(trained_copy, model=self.base, config=settings, output=folder.parent)
-        return search(Contestant(entry.name, train=trains), self.exam, entry.exponent)
+        contestant = Contestant(entry.name, train=trains, base=BEFORE)
+        return search(contestant, self.exam, entry.exponent)
 
     def train(
         self,
@@ -197,17 +198,7 @@ class Trials:
             prepare(model, Similarity(gamma_query=1.0, gamma_document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
         figures = {"dev": {"queries": len(self.dev.query_ids), "ndcg": ndcg}}
-        save_trained(trainer, folder, figures, {}, base=self.folder)
-
-
-class _Clock(TrainerCallback):
-    """The times at which steps end."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        self.times.append(time.perf_counter())
+        save_trained(trainer, folder, figures, {}, None, *filter(None, [self.folder]))
 
 
 class _AtRungs(TrainerCallback):

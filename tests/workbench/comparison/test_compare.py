@@ -29,7 +29,7 @@ from st_magnitude.workbench.comparison.trials import Trials, exam_of
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.finetune.trainer import make_trainer
 from st_magnitude.workbench.judging.choice import Decision, System
-from st_magnitude.workbench.judging.verdict import Scored, Verdict
+from st_magnitude.workbench.judging.verdict import BEFORE, Scored, Verdict
 
 THINGS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
@@ -396,7 +396,8 @@ def test_plain_cosine_at_its_best_setting_on_dev_is_the_control(
         model = stm.load(model_path)
         if entry.candidate.loss == "cosine" and not finds:
             model[0].embedding.weight.data[:, 2:] = 0
-        return System(entry.name, stm.encode(model, self.test).search(100), entry.exponent)
+        ranking = stm.encode(model, self.test).search(100)
+        return System(entry.name, ranking, entry.exponent, base=BEFORE)
 
     monkeypatch.setattr(Trials, "train", fixed)
     monkeypatch.setattr(Trials, "judge", judged)
