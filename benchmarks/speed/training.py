@@ -177,23 +177,20 @@ def draw(file: Path) -> None:
     """Time and memory of the trainings of the static table."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(4, 1, figsize=(7, 7), layout="constrained")
-    names = {x: x.replace("trimmed", "only the words used") for x in COLORS}
-    names[TRIMMED] = f"{OURS}, {names[TRIMMED]}"
+    figure, axes = plt.subplots(4, 1, figsize=(5.6, 7), layout="constrained")
     keys = ("processor seconds", "seconds"), ("peak memory, MiB", "peak")
     for axis, (terms, (title, key)) in zip(axes, product((1, 9), keys), strict=True):
         for i, (loss, color) in enumerate(COLORS.items()):
             heights = [best((TABLE, batch, terms))[i][key] for batch in BATCHES[TABLE]]
             places = [place + 0.18 * (i - 2) for place in range(len(heights))]
-            bars = axis.bar(places, heights, 0.18, color=color, label=names[loss])
-            axis.bar_label(bars, fmt="{:,.0f}", padding=1, fontsize=6.5)
+            bars = axis.bar(places, heights, 0.18, color=color, label=loss)
+            axis.bar_label(bars, fmt="{:,.0f}", padding=1, fontsize=7.5)
         axis.set_title(f"{'One term' if terms == 1 else 'Nine terms'}: {title}", fontsize=10)
         axis.set_xticks(range(len(heights)), [f"batch {batch:,}" for batch in BATCHES[TABLE]])
         axis.set_yticks([])
         axis.spines[["top", "right", "left"]].set_visible(False)
         axis.margins(y=0.12)
-    legend = axes[0].get_legend_handles_labels()
-    figure.legend(*legend, loc="outside upper center", ncols=2, frameon=False, fontsize=8)
+    axes[0].legend(frameon=False, fontsize=8)
     figure.savefig(file, dpi=160, facecolor="white")
 
 
