@@ -47,8 +47,13 @@ MOVED = {
     "how_to": "train",
     "norms": "papers",
     "prior": "losses",
+    "research/abstention": "known",
+    "research/boilerplate": "magnitude",
+    "research/indexes": "kernel",
+    "research/temperature": "magnitude",
+    "research/temperature_paper": "compression",
     "security": "cli",
-}
+}  # of the same folder
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)(?P<path>[^)#\s]+)")
 TITLE = re.compile(r"\[(?:docs/)?\w+\.md\]\((?!\w+:)(?P<path>[^)#\s]+)(?P<anchor>[^)\s]*)\)")
 FORMULA = re.compile(r"^```math\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
