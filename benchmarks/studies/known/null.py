@@ -31,6 +31,10 @@ import st_magnitude as stm
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.judging.contestants import task_of
 
+FILES = {
+    "shuffled": "60 to 400 questions of BANKING77, each with the name of another one's intent",
+    "both ways": "400 pairs of random words, each in both directions",
+}
 WORDS = 2_000  # of which a text of the second kind takes four
 
 
@@ -80,17 +84,17 @@ def measure(cell: Cell, pairs: list[tuple[str, str]]) -> dict[str, object]:
 
 
 def table() -> list[str]:
-    """How many draws were called better or worse, or had something recommended."""
+    """How many draws were called better or worse, and in how many a search was recommended."""
     rows = []
     for kind in dict.fromkeys(cell.kind for cell in CELLS.found):
         found = [figures for cell, figures in CELLS.found.items() if cell.kind == kind]
-        deploys = sum(bool(figures["deploys"]) for figures in found)
+        deploys = [figures["deploys"] for figures in found if "deploys" in figures]
         for where in ("held out", "test"):
             gains = [figures[where]["gain"] for figures in found]
             better = sum(low > 0 for _, low, _ in gains)
             worse = sum(high < 0 for _, _, high in gains)
-            shown = deploys if where == "held out" else ""
-            rows.append([kind, where, len(found), better, worse, shown])
+            of = f"{sum(map(bool, deploys))} of {len(deploys)}" if where == "held out" else ""
+            rows.append([FILES[kind], where, len(found), better, worse, of])
     return markdown(["files", "judged by", "draws", "better", "worse", "recommended"], rows, "ll")
 
 
