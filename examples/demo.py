@@ -32,6 +32,7 @@ from st_magnitude.workbench.judging.choice import Decision
 PACKAGES = ("matplotlib", "numpy", "polars", "sympy")
 MORE = ("networkx", "pandas", "scipy", "sklearn")  # from which the builder makes its dev and test
 SPLITS = ("train", "dev", "train", "test", "dev", "train", "train", "dev", "test", "train")
+LONGEST = 300  # characters of an answer, for the time of the encoder
 SERVE = Path(__file__).resolve().with_name("serve.py")
 
 
@@ -52,7 +53,7 @@ def write_pairs(path: Path, size: int) -> str:
             parts = name.split(".")
             short = ".".join(dict.fromkeys([parts[0], parts[-1]]))
             split = SPLITS[i % len(SPLITS)]
-            writer.writerows([question, f"{short}: {text}", split] for text in answers)
+            writer.writerows([question, f"{short}: {text}"[:LONGEST], split] for text in answers)
     return f"{path}: {len(found):,} questions about {', '.join(sorted(PACKAGES + MORE))}"
 
 
@@ -97,8 +98,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="new folder")
-    parser.add_argument("--size", type=int, default=240, help="files of each package")
-    parser.add_argument("--budget", default="20s", help="of compare")
+    parser.add_argument("--size", type=int, default=120, help="files of each package")
+    parser.add_argument("--budget", default="60s", help="of the encoder, and of compare")
     options = parser.parse_args()
     output = options.output
     if output.exists() and any(output.iterdir()):
@@ -108,9 +109,10 @@ def main() -> None:
     print(wrap(write_pairs(output / "docs.csv", options.size)) + f"\n\n$ cd {output}")
     data = ("--data", "docs.csv")
     model = "my-retriever"
-    commands.run("1. Train", "train", *data, "--output", model, "--confirm", "test")
+    budget = ("--budget", options.budget)
+    commands.run("1. Train", "train", *data, "--output", model, "--confirm", "test", *budget)
     commands.run("2. Look", "search", model, *data, "how do I read a CSV file?")
-    commands.run("3. Compare", "compare", *data, "--output", "compare", "--budget", options.budget)
+    commands.run("3. Compare", "compare", *data, "--output", "compare", *budget)
     commands.run("4. Make it small", "compress", model, *data)
     with commands.serving("5. Serve", model) as url:
         commands.run("and check the server", "check-serving", url, "--model", model)

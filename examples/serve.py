@@ -13,6 +13,7 @@ import argparse
 import json
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
@@ -37,6 +38,13 @@ class Handler(BaseHTTPRequestHandler):
         """Prints no line for each request."""
 
 
+def deployed(folder: str) -> str:
+    """The model that deploy.json names: that of the folder, or one elsewhere."""
+    file = Path(folder, "deploy.json")
+    place = json.loads(file.read_text(encoding="utf-8"))["model"] if file.is_file() else "."
+    return folder if place in ("", ".") else place
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -44,7 +52,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
     arguments = parser.parse_args()
-    Handler.model = stm.load(arguments.model, device="cpu")
+    Handler.model = stm.load(deployed(arguments.model), device="cpu")
     with HTTPServer(("127.0.0.1", arguments.port), Handler) as server:
         address = f"http://localhost:{server.server_port}/v1"
         print(f"Serving {arguments.model} at {address}", flush=True)

@@ -14,7 +14,10 @@ from st_magnitude.evaluation.lexical import TOKENS
 
 def read_weights(folder):
     """What to multiply the model's scores and BM25's by, and the record that they come from."""
-    how = json.loads((Path(folder) / "deploy.json").read_text())["how"]
+    deployed = json.loads((Path(folder) / "deploy.json").read_text())
+    if deployed["model"] != ".":  # that of the folder
+        raise ValueError(f"{folder} deploys {deployed['name']}, with another model or none.")
+    how = deployed["how"]
     return how["weight"] / how["unit"], (1 - how["weight"]) / how["scale"], how
 
 

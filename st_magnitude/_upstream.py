@@ -134,6 +134,11 @@ def forward_hooks(module: nn.Module) -> list[object]:
     return list(module._forward_hooks.values())
 
 
+def has_gradient_hooks(weight: Tensor) -> bool:
+    """Whether hooks wait for the gradient of a weight; torch cannot list these either."""
+    return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
+
+
 def num_writes(x: Tensor) -> int:
     """How often a tensor, or one that was detached from it, was written into in place."""
     return x._version

@@ -12,7 +12,6 @@ import warnings
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from st_magnitude.similarity import COSINE
@@ -24,10 +23,8 @@ __all__ = [
     "cohens_d_error",
     "intrinsic_dimension",
     "isoscore",
-    "isoscore_ceiling",
     "mean_cosine",
     "norms",
-    "spearman",
 ]
 
 Array = NDArray[np.float64]
@@ -117,7 +114,8 @@ def isoscore(x: ArrayLike) -> float:
 
     over the eigenvalues lambda of the covariance; PR is the participation ratio. 1 is isotropic,
     and 0 a single line or rows without variance; a single dimension gives nan. The scale of the
-    rows does not matter. A finite sample cannot reach 1: compare with `isoscore_ceiling`.
+    rows does not matter. A finite sample cannot reach 1: an isotropic one of N rows has
+    about 1 / (1 + D / N).
 
     Example:
         >>> isoscore([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
@@ -133,16 +131,6 @@ def isoscore(x: ArrayLike) -> float:
     trace = float(np.trace(scatter))
     squares = float(np.square(scatter).sum())
     return (trace**2 / squares - 1) / (dim - 1) if squares else 0.0
-
-
-def isoscore_ceiling(num_samples: int, dim: int) -> float:
-    """The IsoScore that an isotropic Gaussian sample of this size reaches, about 1 / (1 + D / N).
-
-    Example:
-        >>> isoscore_ceiling(num_samples=1000, dim=1000)
-        0.5
-    """
-    return 1 / (1 + dim / num_samples)
 
 
 def intrinsic_dimension(x: ArrayLike, variance: float = 0.95) -> int:
@@ -279,16 +267,3 @@ def coefficient_of_variation(x: ArrayLike) -> float:
     sample = sample_of(x, "x", at_least=1)
     mean = float(sample.mean())
     return float(sample.std()) / mean if mean else math.nan
-
-
-def spearman(a: ArrayLike, b: ArrayLike) -> float:
-    """Spearman's rank correlation: (n,), (n,) -> [-1, 1]; nan if a sample is constant.
-
-    Example:
-        >>> spearman([1.0, 2.0, 3.0], [10.0, 100.0, 1000.0])
-        1.0
-    """
-    x, y = same_length(a, b)
-    if (x == x[0]).all() or (y == y[0]).all():  # scipy would warn
-        return math.nan
-    return round(float(spearmanr(x, y).statistic), 15)  # scipy gives 1 - 2e-16 for equal ranks

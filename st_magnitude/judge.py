@@ -25,7 +25,6 @@ class Difference:
     Attributes:
         mean, low, high: The mean difference and the ends of its 95 % interval.
         queries, changed: Number of queries, and of those whose metric changed at all.
-        min_gain: The smallest gain that is worth a change.
 
     Example:
         >>> print(judge([0.1] * 300))
@@ -37,7 +36,6 @@ class Difference:
     high: float
     queries: int
     changed: int
-    min_gain: float = 0.0
 
     def __str__(self) -> str:
         """In points, which are hundredths, with the interval. An end that is not 0 has as many
@@ -52,8 +50,8 @@ class Difference:
 
     @property
     def is_better(self) -> bool:
-        """Whether the interval lies above 0 and reaches ``min_gain``."""
-        return self.low > 0 and self.high >= self.min_gain
+        """Whether the interval lies above 0."""
+        return self.low > 0
 
     @property
     def is_worse(self) -> bool:
@@ -62,12 +60,9 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """``"better"``, ``"worse"``, ``"no better"`` if the interval excludes a gain of
-        ``min_gain``, else ``"undecided"``."""
+        """``"better"``, ``"worse"``, or ``"undecided"`` where the interval holds 0."""
         if self.is_worse:
             return "worse"
-        if self.high < self.min_gain:
-            return "no better"
         return "better" if self.is_better else "undecided"
 
     @property
@@ -76,9 +71,7 @@ class Difference:
         return {"better": "Better", "worse": "Worse"}.get(self.verdict, "No clear difference")
 
 
-def judge(
-    differences: ArrayLike, min_gain: float = 0.0, num_samples: int = 10_000, seed: int = 0
-) -> Difference:
+def judge(differences: ArrayLike, num_samples: int = 10_000, seed: int = 0) -> Difference:
     """Judges a mean difference by an interval that also holds for few queries and few changes.
 
     The interval has one more query, which lost everything for the lower end and won everything for
@@ -92,7 +85,6 @@ def judge(
     Args:
         differences: A metric such as nDCG@10 of every query with the change minus the one without,
             each in [-1, 1], (n,).
-        min_gain: The smallest gain that is worth a change.
         num_samples: Number of draws of the weights.
         seed: Seed of the draws.
 
@@ -100,8 +92,8 @@ def judge(
         ValueError: If there is no query, or a difference is not a number in [-1, 1].
 
     Example:
-        >>> judge([0.0] * 25, min_gain=0.02).verdict, judge([0.0] * 250, min_gain=0.02).verdict
-        ('undecided', 'no better')
+        >>> judge([0.05] * 25).verdict, judge([0.05] * 250).verdict
+        ('undecided', 'better')
 
     Source: Learned-Miller and Thomas, A New Confidence Interval for the Mean of a Bounded Random
     Variable, arXiv 1905.06208. That it covers for every distribution is a conjecture without a
@@ -125,7 +117,7 @@ def judge(
         total += weights
     low = float(np.quantile((weighted - extra) / total, 0.025))
     high = float(np.quantile((weighted + extra) / total, 0.975))
-    return Difference(float(x.mean()), low, high, len(x), len(changed), min_gain)
+    return Difference(float(x.mean()), low, high, len(x), len(changed))
 
 
 def warn_if_few(queries: Sized, choice: str) -> None:

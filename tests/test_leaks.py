@@ -16,8 +16,8 @@ import st_magnitude as stm
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.workbench.comparison.config import CompareConfig
-from st_magnitude.workbench.finetune import held_out
 from st_magnitude.workbench.finetune.train import TrainConfig, train
+from st_magnitude.workbench.judging import contestants, verdict
 
 WORDS = [f"w{i}" for i in range(60)]
 
@@ -78,7 +78,7 @@ def judged(monkeypatch):
     rows_of = weakref.WeakKeyDictionary()
     found = []
     run = SentenceTransformerTrainer.train
-    encode = held_out.encode_data
+    encode, decide = contestants.encode, verdict.decide
 
     def spied_train(trainer, *args, **options):
         rows = trainer.train_dataset
@@ -91,7 +91,10 @@ def judged(monkeypatch):
         return encode(model, data, *args, **options)
 
     monkeypatch.setattr(SentenceTransformerTrainer, "train", spied_train)
-    monkeypatch.setattr(held_out, "encode_data", spied_encode)
+    monkeypatch.setattr(contestants, "encode", spied_encode)
+    monkeypatch.setattr(  # the trained model is saved, which folds alone would not train
+        verdict, "decide", lambda systems, *_: decide([one for one in systems if one.base])
+    )
     return found
 
 

@@ -30,8 +30,8 @@ DATA = RetrievalData(QUERIES, CORPUS, {query: {"z"} for query in QUERIES})
 
 def verdict():
     exam = Exam(DATA, DATA)
-    before, after = (search(Contestant(name, MODEL), exam) for name in (BEFORE, AFTER))
-    return verdict_of(exam, before, after)
+    names = {BEFORE: "", AFTER: BEFORE}
+    return verdict_of(exam, [search(Contestant(x, MODEL, base=y), exam) for x, y in names.items()])
 
 
 def comparison():

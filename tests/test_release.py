@@ -30,15 +30,6 @@ def test_the_version_stands_in_the_package():
     assert text("CHANGELOG.md").split("\n## ")[1].startswith(f"{version} (")
 
 
-def test_the_headline_is_the_same_everywhere():
-    headline = re.search(r'^description = "(.+)"$', text("pyproject.toml"), re.MULTILINE)[1]
-    assert text("README.md").count("\n") <= 100
-    lines = [line for line in text("README.md").splitlines() if not line.startswith("| ")]
-    assert max(map(len, lines)) <= 100
-    for name in ("README.md", "mkdocs.yml", "CITATION.cff", RECIPE):
-        assert headline in " ".join(text(name).split()), name
-
-
 def test_the_citations_of_the_losses_are_in_the_citation_file():
     revela = pytest.importorskip("st_magnitude.revela.loss")
     references = {entry["title"] for entry in yaml.safe_load(text("CITATION.cff"))["references"]}

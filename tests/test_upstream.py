@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import sentence_transformers
 import torch
-from _tiny import decoder, tokenizer
+from _tiny import tokenizer
 from datasets import Dataset, concatenate_datasets
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from torch import nn
 
 from st_magnitude import _upstream
 
@@ -96,27 +95,14 @@ def test_batches_without_duplicates(batch_size):
     assert batches[0] == batches[1] != []
 
 
-def test_attention_of_a_decoder():
-    assert _upstream.supports_attention_interface(decoder())
-
-
-def test_forget_adapter():
-    peft = pytest.importorskip("peft")
-    lm = decoder()
-    lm.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
-    assert lm._hf_peft_config_loaded
-    _upstream.forget_adapter(lm)
-    assert not lm._hf_peft_config_loaded
-    assert not hasattr(lm, "peft_config")
-    assert all(parameter.requires_grad for parameter in lm.parameters())
-
-
-def test_forward_hooks():
-    module, hook = nn.Linear(1, 1), lambda *_: None
-    handle = module.register_forward_hook(hook)
-    assert _upstream.forward_hooks(module) == [hook]
+@pytest.mark.parametrize("add", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_gradient_hooks(add):
+    weight = torch.nn.Linear(1, 1).weight
+    assert not _upstream.has_gradient_hooks(weight)
+    handle = getattr(weight, add)(lambda _: None)
+    assert _upstream.has_gradient_hooks(weight)
     handle.remove()
-    assert _upstream.forward_hooks(module) == []
+    assert not _upstream.has_gradient_hooks(weight)
 
 
 def test_cpu_bf16():
@@ -124,14 +110,3 @@ def test_cpu_bf16():
         hasattr(torch.cpu, name) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     )
     assert isinstance(_upstream.has_fast_bf16(), bool)
-
-
-def test_writes_are_counted():
-    """Into what was detached too, and not into what `data` gave, by which they are told apart."""
-    weight = nn.Parameter(torch.zeros(2))
-    whole = weight.data
-    before = _upstream.num_writes(whole)
-    whole.detach().fill_(1.0)
-    with torch.no_grad():
-        weight.add_(1)
-    assert _upstream.num_writes(whole) == before + 1

@@ -187,12 +187,12 @@ class Ranking(Mapping[str, Mapping[str, float]]):
         """Mean nDCG@10 of the queries that have an answer."""
         return float(np.nanmean(self.ndcg))
 
-    def minus(self, before: Ranking, min_gain: float = 0.0, seed: int = 0) -> Difference:
+    def minus(self, before: Ranking, seed: int = 0) -> Difference:
         """The `judge` of nDCG@10 of this ranking minus that of another, of the same queries."""
         if list(self.query_ids) != list(before.query_ids):
             raise InputError("Two rankings can be compared on the same queries only.")
         answered = self.has_answer
-        return judge((self.ndcg - before.ndcg)[answered], min_gain, seed=seed)
+        return judge((self.ndcg - before.ndcg)[answered], seed=seed)
 
     def __sub__(self, before: Ranking) -> Difference:
         return self.minus(before)

@@ -15,8 +15,8 @@ from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.similarity import DOT, Similarity
+from st_magnitude.surgery.normalize import scoring_of
 from st_magnitude.surgery.raw import encode_raw
-from st_magnitude.surgery.scoring import scoring_of
 
 TILE = 2**24  # scores that are held at a time
 TILE_WIDTH = 2**16  # documents whose scores are held at a time

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from st_magnitude._checks import InputError, foreign, needs
+from st_magnitude._checks import InputError, needs
 from st_magnitude.data.beir import canonical
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
@@ -83,10 +83,7 @@ TOKENS: dict[str, Callable[[str], list[str]]] = {"words": words, "4-grams": gram
 
 
 def bm25_run(
-    data: RetrievalData,
-    top_k: int = 100,
-    stopwords: str | list[str] | None = None,
-    tokenizer: Callable[[str], list[str]] = words,
+    data: RetrievalData, top_k: int = 100, tokenizer: Callable[[str], list[str]] = words
 ) -> Ranking:
     """The best documents of each query by BM25 in Lucene's form, computed by the library bm25s.
 
@@ -98,15 +95,13 @@ def bm25_run(
 
     Args:
         top_k: Number of documents for each query.
-        stopwords: Words that do not count: a language that bm25s knows, or a list. Each is spelled
-            as the tokenizer spells it.
-        tokenizer: Splits a text into words: `words`, or `grams`, which are 4-grams of characters.
+        tokenizer: Splits a text into the words that count: `words`, `grams`, which are 4-grams of
+            characters, or one of yours, without stop words for example.
 
     Logs a warning if fewer than 80 % of the queries have a document with one of their words.
 
     Raises:
         ImportError: If bm25s is not installed.
-        ValueError: If bm25s does not know the language of the stop words.
 
     Example:
         >>> corpus = {"d1": "Bees make honey.", "d2": "Honey, honey!"}
@@ -117,7 +112,7 @@ def bm25_run(
     Source: Lù, BM25S, arXiv 2407.03618; the formula is "Lucene (accurate)" of Kamphuis et al.,
     Which BM25 Do You Mean?, 2020.
     """
-    ranking = LexicalIndex(data, tokenizer, stopwords).search(data, top_k)
+    ranking = LexicalIndex(data, tokenizer).search(data, top_k)
     without = np.flatnonzero(ranking.columns[:, 0] < 0)
     if len(ranking) - len(without) < FEW_HITS * len(ranking):
         logger.warning(
@@ -130,22 +125,14 @@ def bm25_run(
 class LexicalIndex:
     """BM25 over the corpus of data; `bm25_run` documents arguments, formula and errors."""
 
-    def __init__(
-        self,
-        data: RetrievalData,
-        tokenizer: Callable[[str], list[str]] = words,
-        stopwords: str | list[str] | None = None,
-    ) -> None:
+    def __init__(self, data: RetrievalData, tokenizer: Callable[[str], list[str]] = words) -> None:
         with needs("BM25", "eval"):
             import bm25s
 
         self.tokenizer = tokenizer
-        with foreign():
-            named = bm25s.tokenization.Tokenizer(stopwords=stopwords or []).stopwords
-        self.left_out = {word for text in named for word in tokenizer(text)}
         self.numbers: dict[str, int] = {}  # of each word
         documents = [
-            [self.numbers.setdefault(word, len(self.numbers)) for word in self._counted(text)]
+            [self.numbers.setdefault(word, len(self.numbers)) for word in tokenizer(text)]
             for text in _bar([data.corpus[i] for i in data.document_ids], "BM25 of documents")
         ]
         self.bm25 = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
@@ -159,13 +146,10 @@ class LexicalIndex:
         found = map(self._found, _bar(data.queries.values(), "BM25 of queries"))
         return Ranking.of(data, list(data.queries), found, top_k)
 
-    def _counted(self, text: str) -> list[str]:
-        return [word for word in self.tokenizer(text) if word not in self.left_out]
-
     def _found(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         if not self.numbers:
             return np.empty(0, dtype=np.int64), np.empty(0)
-        ids = self.bm25.get_tokens_ids(self._counted(text))
+        ids = self.bm25.get_tokens_ids(self.tokenizer(text))
         scores = self.bm25.get_scores_from_ids(ids)  # (m,)
         places = np.flatnonzero(scores > 0)
         return places, scores[places]

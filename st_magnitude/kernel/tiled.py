@@ -13,12 +13,12 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction
-from st_magnitude.kernel.known import Known
 from st_magnitude.kernel.panels import Panel, panel_of
 from st_magnitude.kernel.terms import LOG2_E, Plan
 from st_magnitude.kernel.vectors import Vectors, vectors_of
@@ -28,6 +28,31 @@ NO_SECOND_DERIVATIVE = (
     "The tiled engine of infonce has no second derivative, which create_graph=True and torch.func"
     " ask for. Use backend='plain'."
 )
+
+
+class Known(torch.autograd.Function):
+    """A loss with known gradients, which backward multiplies by the outer gradient.
+
+    ``Known.apply(loss, gradients, refusal, *tensors)``: the refusal is what a second derivative
+    raises.
+    """
+
+    @staticmethod
+    def forward(
+        loss: Tensor, gradients: Sequence[Tensor | None], refusal: str, *tensors: Tensor | None
+    ) -> Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1])
+        ctx.refusal = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # these gradients would be constants
+            raise RuntimeError(ctx.refusal)
+        return None, None, None, *(g if g is None else g * grad_output for g in ctx.saved_tensors)
 
 
 def tiled_infonce(

@@ -3,9 +3,9 @@ from .exponents import DNormRankingLoss as DNormRankingLoss
 from .exponents import DotRankingLoss as DotRankingLoss
 from .exponents import LearnableNormLoss as LearnableNormLoss
 from .exponents import QNormRankingLoss as QNormRankingLoss
+from .exponents import SIGRegInfoNCE as SIGRegInfoNCE
 from .ranking import MagnitudeRankingLoss as MagnitudeRankingLoss
 from .regression import SimilarityMSELoss as SimilarityMSELoss
-from .sigreg import SIGRegInfoNCE as SIGRegInfoNCE
 from .temperature import TempAggLoss as TempAggLoss
 from .temperature import TempAggMRLLoss as TempAggMRLLoss
 from .temperature import TempSpecMRLLoss as TempSpecMRLLoss

@@ -34,7 +34,7 @@ from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor
 
 from st_magnitude._distributed import num_ranks
-from st_magnitude.kernel.known import Known
+from st_magnitude.kernel.tiled import Known
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.similarity import safe_norm
 
@@ -75,9 +75,9 @@ def over_all_directions(
 def _part_of_mean(
     x: Tensor, everyone: Tensor | None, statistic: Statistic
 ) -> tuple[Tensor, Tensor]:
-    """What rows (n, D) add to the mean over all pairs of rows (N, D), and the gradient of the mean
-    for them; None: they are all rows. A share f of rows of zeros, whose cosine stands for another
-    distance, adds a f + b f² to the mean."""
+    """The part of rows (n, D) in the mean over all pairs of rows (N, D), and its gradient for them;
+    None: they are all rows. A share f of rows of zeros, whose cosine stands for another distance,
+    adds a f + b f² to the mean."""
     coefficients, a, b = polynomial(x.shape[1], statistic)
     norms = safe_norm(x)
     rows = x / norms

@@ -22,7 +22,7 @@ Rows = Callable[[slice], Tensor]  # the targets of a slice of the rows, (n, M)
 
 
 class LabelRule(BatchRule):
-    """What the labels of a batch give its `Batch`: weights, positives of a class, or targets.
+    """Turns the labels of a batch into weights, positives of a class, or targets of its `Batch`.
 
     Without a kind, labels have to say nothing: all 1, or all 0. One value holds for a run. On a GPU
     another one is refused at the next batch, which keeps the host from waiting.

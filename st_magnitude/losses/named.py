@@ -47,5 +47,5 @@ LOSSES = {
     "tempspec": NamedLoss(
         "temperature.TempSpecMRLLoss", "cosine", path_with_dims="temperature.TempSpecMRLLoss"
     ),
-    "sigreg": NamedLoss("sigreg.SIGRegInfoNCE", "cosine"),
+    "sigreg": NamedLoss("exponents.SIGRegInfoNCE", "cosine"),
 }

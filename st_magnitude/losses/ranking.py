@@ -21,7 +21,13 @@ from st_magnitude.kernel.infonce import infonce_of, softmaxes_of
 from st_magnitude.kernel.terms import Term, check_terms, longest_prefix, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.groups import sorted_by_length
-from st_magnitude.losses.keys import BatchRule, Features, Texts, read_texts
+from st_magnitude.losses.keys import (
+    BatchRule,
+    Features,
+    Texts,
+    read_texts,
+    warn_without_prompts,
+)
 from st_magnitude.losses.labels import LabelRule, Labels
 from st_magnitude.losses.negatives import (
     FalseNegatives,
@@ -30,7 +36,6 @@ from st_magnitude.losses.negatives import (
     sizes_of_rows,
 )
 from st_magnitude.losses.prior import DocumentPrior
-from st_magnitude.losses.prompts import warn_without_prompts
 from st_magnitude.losses.ranks import Gathered, check_on_all_ranks
 from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.similarity import DOT, Similarity

@@ -12,8 +12,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from sentence_transformers.util import load_file_path
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, foreign
@@ -22,8 +25,7 @@ from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.saving.check import OURS, REFERENCE, check_saved
-from st_magnitude.saving.find import TABLE, not_found, refuse_other_folder
-from st_magnitude.saving.table import load_table
+from st_magnitude.saving.find import TABLES, folder_of_table, not_found, refuse_other_folder
 from st_magnitude.surgery.adapters import has_adapter, merge_lora
 from st_magnitude.surgery.gradients import without_grad_scale
 from st_magnitude.surgery.raw import (
@@ -109,8 +111,9 @@ def _refer_to_package(folder: Path) -> None:
 def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     """``SentenceTransformer(path, **kwargs)`` with ``ExponentNorm``; runs no code of the model.
 
-    ``"wordllama"`` is the static table of the PyPI package wordllama, which the extra ``table``
-    installs: 32,000 tokens x 256 dimensions, mean of tokens. It needs no hub and trains in seconds.
+    ``"wordllama"``, or ``"table"``, is the static table of the PyPI package wordllama, which the
+    extra ``table`` installs: 32,000 tokens x 256 dimensions, mean of tokens. It needs no hub and
+    trains in seconds.
 
     Raises:
         ImportError: If the table is asked for and not installed.
@@ -122,7 +125,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     path = str(path)
     if not path.strip():
         raise InputError("The name of the model is empty; give a folder or a hub id.")
-    if path == TABLE and not os.path.isdir(path):
+    if path in TABLES and not os.path.isdir(path):
         return load_table(**kwargs)
     place = {name: kwargs[name] for name in _PLACE if name in kwargs}
     _refuse_cross_encoder(path, place)
@@ -131,6 +134,15 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     _refuse_unreadable(model, path)
     warn_of_unused_prompt(model)
     return model
+
+
+def load_table(device: str | None = None) -> SentenceTransformer:
+    """The static table of the PyPI package wordllama, a model that needs no hub."""
+    folder = folder_of_table()
+    weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"]
+    file = folder / "tokenizers" / "l2_supercat_tokenizer_config.json"
+    table = StaticEmbedding(Tokenizer.from_file(str(file)), embedding_weights=weights.float())
+    return SentenceTransformer(modules=[table], device=device)
 
 
 def _refuse_unreadable(model: SentenceTransformer, path: str) -> None:

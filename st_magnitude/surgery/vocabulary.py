@@ -1,12 +1,15 @@
-"""A vocabulary that is trimmed while a model trains: the rows of the word table that texts use."""
+"""A vocabulary that is trimmed while a model trains, to the rows of the word table that texts use,
+and a tokenizer of a static table that reads a text once."""
 
 from __future__ import annotations
 
+import copy
 import logging
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -14,19 +17,22 @@ from datasets import IterableDataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
 from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer, num_ranks
+from st_magnitude._upstream import has_gradient_hooks
 from st_magnitude.surgery.raw import unwrapped
-from st_magnitude.surgery.tokens import remembered_tokens
 from st_magnitude.surgery.trimmed import Trimmed, trains_rows_alone, trimmed
 
 logger = logging.getLogger(__name__)
 
 LEAST_SHARE = 0.1  # of the weights of a model that have to be left out
 NUM_TEXTS = 256  # are read at once
+MOST_KNOWN = 500_000  # texts whose tokens are remembered, about 200 MB
+OPTIONS = {"add_special_tokens": False}  # with which a static table reads
 
 Table: TypeAlias = nn.Embedding | nn.EmbeddingBag
 
@@ -156,7 +162,7 @@ def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None
             return "its texts are a stream, which cannot be read in advance"
     if isinstance(table, Trimmed):
         return "an outer block has trimmed it"
-    if table.weight._backward_hooks or table.weight._post_accumulate_grad_hooks:
+    if has_gradient_hooks(table.weight):
         return "a hook on its gradient may know its rows"
     if "forward" in vars(table):
         return "accelerate, or another library, has replaced its forward"
@@ -221,3 +227,57 @@ def _rows_to_train(model: SentenceTransformer, table: Table, is_used: Tensor) ->
     what = "are trained" if is_enough else "are used, and all are trained"
     logger.info(f"{len(kept):,} of {num_rows:,} rows of the word table {what}.")
     return kept if is_enough else None
+
+
+# --- a text is read once --------------------------------------------------------------------------
+
+
+@contextmanager
+def remembered_tokens(model: SentenceTransformer) -> Iterator[None]:
+    """Within the block, static tables of a model and of its copies tokenize a text once."""
+    with ExitStack() as stack:
+        for static in (part for part in model.modules() if isinstance(part, StaticEmbedding)):
+            if not isinstance(static.tokenizer, _Remembering):
+                stack.callback(setattr, static, "tokenizer", static.tokenizer)
+                static.tokenizer = cast(Tokenizer, _Remembering(static.tokenizer))
+        yield
+
+
+class _Encoding(NamedTuple):
+    """The ids of a text; what else an encoding has is computed when it is asked for."""
+
+    ids: array[int]
+    text: str
+    tokenizer: Tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer.encode_batch([self.text], **OPTIONS)[0], name)
+
+
+class _Remembering:
+    """A tokenizer of the package tokenizers that reads a text once, though each epoch, fold and
+    candidate has it. Copies share what it remembers, and pickles are the tokenizer itself."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.known: dict[str, _Encoding] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __deepcopy__(self, _memo: object) -> _Remembering:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copy.copy, (self.tokenizer,)
+
+    def encode_batch(self, texts: list[str], *args: Any, **options: Any) -> list[Any]:
+        if args or options != OPTIONS:
+            return self.tokenizer.encode_batch(texts, *args, **options)
+        if len(self.known) > MOST_KNOWN:
+            self.known = {}
+        new = [text for text in dict.fromkeys(texts) if text not in self.known]
+        encoded = self.tokenizer.encode_batch(new, **OPTIONS)
+        for text, encoding in zip(new, encoded, strict=True):
+            self.known[text] = _Encoding(array("i", encoding.ids), text, self.tokenizer)
+        return [self.known[text] for text in texts]

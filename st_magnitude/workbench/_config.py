@@ -6,6 +6,7 @@ and `check_ranges` applies its range to values from Python.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -57,6 +58,14 @@ def check_ranges(config: DataclassInstance) -> None:
                 raise InputError(f"{field.name} must be at least {option.min:g}, got {value}.")
             if option.max is not None and not value <= option.max:
                 raise InputError(f"{field.name} must be at most {option.max:g}, got {value}.")
+
+
+def seconds_of(budget: str) -> float:
+    """The seconds of a time such as "90s", "30m" or "2h"."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)\s*", str(budget))
+    if found is None or not float(found[1]):
+        raise InputError(f"budget must be a time such as '90s', '30m' or '2h'; got {budget!r}.")
+    return float(found[1]) * {"s": 1, "h": 3600}.get(found[2], 60)
 
 
 def _separated(kind: Callable[[str], object], help: str, metavar: str) -> Option:

@@ -20,8 +20,8 @@ from st_magnitude.geometry import Array, norms
 from st_magnitude.judge import Difference, judge, nothing_found, warn_if_few
 from st_magnitude.result import Result, Table, to_plain
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.normalize import are_unit
 from st_magnitude.surgery.raw import normalizes_output
-from st_magnitude.surgery.scoring import are_unit
 from st_magnitude.workbench.judging.folds import where
 from st_magnitude.workbench.judging.options import Options, Rule, highest_rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,18 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import encode
 from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.normalize import score_by_cosine
 from st_magnitude.surgery.raw import encode_raw
-from st_magnitude.workbench.judging.choice import Decision, Fusion
+from st_magnitude.workbench.judging.choice import DEPLOY, HERE, Decision, Fusion
+
+logger = logging.getLogger(__name__)
 
 DEPTH = 100  # documents of the model and of BM25 that a fusion adds
 
@@ -58,33 +63,43 @@ class Searcher:
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, data: RetrievalData, only: str | None = None, **options: Any
+        cls, folder: str | Path, data: RetrievalData, system: str | None = None, **options: Any
     ) -> Searcher:
         """The model in a folder, searching as the ``deploy.json`` there recommends.
 
         Args:
             folder: Folder or hub id of the model.
-            only: "model" or "bm25", to search with this part alone.
+            system: Name of another way to search that ``deploy.json`` knows.
 
         Raises:
-            ValueError: If ``deploy.json`` is damaged.
+            ValueError: If ``deploy.json`` is damaged, or knows no system of this name.
             OSError: If the model cannot be found.
         """
         decision = Decision.load(folder)
-        how = "" if decision is None else decision.how
-        tokens = how.tokens if isinstance(how, Fusion) else how
-        bm25 = Fusion(weight=0.0, unit=1.0, scale=1.0, tokens=tokens or "words")
-        fusion = bm25 if only == "bm25" else None
-        about = ""
-        if only is None and decision is not None:
-            if not (decision.is_trained or decision.name == "BM25"):
-                about = f"Searching with the trained model, although {decision.name} is"
-                about += " recommended."
-            elif how:
-                fusion = how if isinstance(how, Fusion) else bm25
-                about = f"Searching with {decision.name} ({how}), as recommended"
-        searcher = cls(load(str(folder)), data, fusion, **options)
-        searcher.about = about
+        if decision is None:
+            if system is not None:
+                raise InputError(f"{folder} has no {DEPLOY}, so {system!r} is unknown there.")
+            return cls(load(str(folder)), data, **options)
+        name, way = decision.way(system)
+        place = str(folder) if way.model in ("", HERE) else way.model
+        try:
+            model = load(place)
+        except OSError as error:
+            raise OSError(f"{folder} deploys {name!r} with a model elsewhere. {error}") from error
+        score_by_cosine(model, logger.info)
+        fusion = None
+        if isinstance(way.how, Fusion):
+            fusion = way.how
+        elif way.how:
+            fusion = Fusion(weight=0.0, unit=1.0, scale=1.0, tokens=way.how)
+        searcher = cls(model, data, fusion, **options)
+        if way.how or way.model != HERE:
+            how = f" ({way.how})" if way.how else ""
+            searcher.about = f"Searching with {name}{how}"
+            if system is None:
+                others = [repr(other) for other in decision.systems if other != name]
+                searcher.about += f", as recommended. Others by --system: {', '.join(others)}"
+            searcher.about += "."
         return searcher
 
     def search(self, texts: Sequence[str], k: int = 10) -> Ranking:

@@ -50,15 +50,6 @@ def test_what_the_program_would_stumble_over(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_the_help_shows_the_presets_and_open_clips_arguments(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    shown = capsys.readouterr().out
-    assert all(preset in shown for preset in PRESETS)
-    assert "--accum-freq" in shown
-    assert shown.count("usage: ") == 1
-
-
 @pytest.mark.slow
 def test_the_whole_training_program(tmp_path):
     """From CSV and PNG files to a checkpoint of open_clip's CLIP, with its whole vocabulary."""

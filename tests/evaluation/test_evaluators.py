@@ -18,7 +18,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DOT, Similarity
-from st_magnitude.surgery.scoring import score_by_cosine, scoring_of
+from st_magnitude.surgery.normalize import score_by_cosine, scoring_of
 
 KINDS = {
     "Magnitude": MagnitudeEvaluator,

@@ -51,12 +51,7 @@ def test_bm25_equals_the_formula(task):
     assert 0 < len(run["twice"]) < len(corpus)
 
 
-def test_bm25_stop_words_top_k_and_ties():
-    corpus = {"d1": "the bees of the hive", "d2": "the honey, the wax and the", "d3": "is it?"}
-    assert search({"q": "the bees"}, corpus, stopwords="en")["q"].keys() == {"d1"}
-    assert search({"q": "the bees"}, corpus)["q"].keys() == {"d1", "d2"}
-    strange = {"strange": "zebra", "empty": "", "stop": "the"}
-    assert search(strange, corpus, stopwords="en") == {query: {} for query in strange}
+def test_bm25_top_k_and_ties():
     equal = {f"d{i}": "bees" for i in (3, 1, 2, 0)} | {"best": "bees bees"}
     for top_k in (3, 99):
         found = search({"q": "bees"}, equal, top_k=top_k)["q"]
@@ -92,7 +87,6 @@ def test_grams_are_characters_of_the_canonical_text():
 
 WORDLESS = {
     "punctuation": ["?!", "...", "--", ""],
-    "stop words": ["the", "to be or not to be"],
     "an unknown script": ["\ue000\ue001", "\ue002", "\ue003"],
     "no document": [],
 }
@@ -102,23 +96,10 @@ WORDLESS = {
 @pytest.mark.parametrize("tokenizer", [words, lambda text: []])
 def test_documents_without_words_are_found_by_no_query(documents, tokenizer, recwarn, caplog):
     queries = {"what": "which of them?", "same": "A the ?! \ue000", "empty": ""}
-    options = {"tokenizer": tokenizer, "stopwords": "en"}
     corpus = {f"d{i}": text for i, text in enumerate(documents)}
-    assert search(queries, corpus, **options) == {query: {} for query in queries}
+    assert search(queries, corpus, tokenizer=tokenizer) == {query: {} for query in queries}
     assert "no document for 3 of 3 queries" in caplog.text
     assert not [str(warned.message) for warned in recwarn if "divide" in str(warned.message)]
-
-
-def test_stop_words_are_those_of_any_tokenizer_in_any_case_and_form():
-    corpus = {"d1": "The caf\u00e9", "d2": "bees"}
-    queries = {"q": "THE bees", "cafe": "cafe\u0301"}
-    found = search(queries, corpus)
-    assert [set(found[query]) for query in queries] == [{"d1", "d2"}, {"d1"}]
-    for stopwords, of_cafe in (("en", ["d1"]), (["The", "CAFE\u0301"], [])):
-        found = search(queries, corpus, tokenizer=lambda text: words(text)[:9], stopwords=stopwords)
-        assert [list(found[query]) for query in queries] == [["d2"], of_cafe]
-    with pytest.raises(ValueError, match="latin not recognized"):
-        search(queries, corpus, stopwords="latin")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

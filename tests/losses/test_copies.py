@@ -10,6 +10,7 @@ from _tiny import ROWS, raw_embeddings
 
 import st_magnitude as stm
 from st_magnitude import Term
+from st_magnitude.losses.keys import Texts
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -143,6 +144,28 @@ def test_gradients_with_labels_are_those_of_distinct_texts(model, labels):
     rows = (targets * (copies - log_shares[:, of_columns[: len(TWICE)]])).sum(dim=1)
     weights = values if labels == "weights" else 1.0
     assert_same(model, loss(columns, values), (weights * rows).mean())
+
+
+def test_what_each_choice_learns(model):
+    """Of pairs drawn COUNTS[q][d] times, "once" is best at log p(d|q), and "keep" without log p(d);
+    "exclude" at neither."""
+    counts = torch.tensor([[6, 1, 2], [3, 3, 1]])
+    drawn = counts.flatten().tolist()
+    queries, documents = zip(
+        *[(k // 3, k % 3) for k, n in enumerate(drawn) for _ in range(n)], strict=True
+    )
+    keys = [torch.tensor(queries), 100 + torch.tensor(documents)]
+    log_p = (counts / counts.sum(dim=1, keepdim=True)).log()
+    best = {"once": log_p, "keep": log_p - counts.sum(dim=0).log()}
+    for same_text in SAME_TEXT:
+        loss = stm.DotRankingLoss(model, scale=20.0, temperature=1.0, same_text=same_text)
+        texts = Texts() if same_text == "keep" else Texts(keys=keys, bare=keys)
+        for learned_by, logits in best.items():
+            vectors = logits.T[list(documents)].clone().requires_grad_()  # (16, 2)
+            rows = torch.eye(2)[list(queries)]
+            loss.compute_loss_from_embeddings([rows, vectors], texts).backward()
+            of_documents = torch.zeros(3, 2).index_add_(0, keys[1] - 100, vectors.grad)
+            assert (of_documents.abs().max() < 1e-6) == (learned_by == same_text)
 
 
 def test_copies_are_counted_in_the_log_and_the_warning(model, caplog):

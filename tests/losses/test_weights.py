@@ -82,7 +82,7 @@ def test_exponents_and_heads_of_a_frozen_model_can_be_trained(adapter, tmp_path)
 
 @pytest.mark.parametrize(("lora", "said"), [(None, "peft loads adapters frozen"), (2, "frozen")])
 def test_train_says_so_before_it_measures(adapter, data_folder, tmp_path, monkeypatch, lora, said):
-    measuring = "st_magnitude.workbench.finetune.train._measure"
+    measuring = "st_magnitude.workbench.judging.costs.Cost.of"
     monkeypatch.setattr(measuring, lambda *_: pytest.fail("measures"))
     data = stm.load_splits(data_folder)["train"]
     for model in (str(adapter), stm.load(adapter)):

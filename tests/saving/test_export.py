@@ -223,8 +223,3 @@ def test_without_the_package_both_ways_on_are_named(monkeypatch):
     monkeypatch.setattr(find, "find_spec", lambda name: importlib.util.find_spec("no_such_name"))
     with pytest.raises(ImportError, match=r"\[table\].*static-retrieval-mrl-en-v1"):
         stm.load("wordllama")
-
-
-def test_a_name_that_is_nearly_the_tables_is_mended():
-    with pytest.raises(OSError, match="Did you mean 'wordllama'"):
-        stm.load("wordlama")

@@ -8,7 +8,7 @@ from _trainer import make_trainer
 from tokenizers import Tokenizer
 
 import st_magnitude as stm
-from st_magnitude.surgery.tokens import remembered_tokens
+from st_magnitude.surgery.vocabulary import remembered_tokens
 
 
 class Counts:

@@ -41,7 +41,6 @@ from numpy.typing import NDArray
 
 import st_magnitude as stm
 from st_magnitude.data.beir import canonical
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.lexical import TOKENS, bm25_run
 from st_magnitude.judge import judge
 from st_magnitude.surgery.scoring import score_by_cosine
@@ -113,16 +112,6 @@ def splits_of(pairs: Pairs, cell: Cell) -> Splits:
     return stm.load_splits(rows, seed=cell.seed)
 
 
-def trained(data: RetrievalData, model: Any, cell: Cell, output: Path) -> Any:
-    """A copy trained with the defaults of `train`."""
-    config = TrainConfig(seed=cell.seed)
-    if cell.model == "encoder":
-        steps = max(1, len(data.triplets(0)) // 32)
-        epochs = min(max(1.0, 40 / steps), 8.0)
-        config = replace(config, epochs=epochs, learning_rate=5e-5, batch_size=32)
-    return trained_copy(data, model, config, output)
-
-
 def measure(cell: Cell, pairs: Pairs) -> dict[str, Any]:
     """The figures of BM25 and of a model on the queries that judge and on test."""
     splits = splits_of(pairs, cell)
@@ -133,11 +122,9 @@ def measure(cell: Cell, pairs: Pairs) -> dict[str, Any]:
     name = MODELS[cell.model]
     stock = search(Contestant(name, copy.deepcopy(model)), exam)
     encoded = time.process_time()
+    config = TrainConfig(seed=cell.seed)
     with tempfile.TemporaryDirectory() as work:
-
-        def train(data: RetrievalData) -> Any:
-            return trained(data, model, cell, Path(work))
-
+        train = partial(trained_copy, model=model, config=config, output=Path(work))
         final = train(exam.train)
         ended = time.process_time()
         confirm = search(Contestant("", final), replace(exam, judged=None)).confirm

@@ -431,11 +431,10 @@ def save_report(
     if verdict is None:
         say("There is no report, as no held-out queries judge the model.")
         return
-    from st_magnitude.workbench.judging.verdict import BEFORE
     from st_magnitude.workbench.report import write_report
 
     of = {system.name: system.ranking for system in verdict.systems}
     said = "\n".join(filter(None, (verdict.deploy, verdict.headline)))
     systems = [*verdict.systems, *verdict.controls.systems]
-    write_report(path, title, said, systems, of[BEFORE], of[verdict.name], settings, seed)
+    write_report(path, title, said, systems, of[verdict.base], of[verdict.name], settings, seed)
     say(f"The report is in {path}.")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from st_magnitude._checks import one_of
 from st_magnitude.workbench.commands.core import (
     Figures,
     KnownData,
@@ -39,8 +38,9 @@ def search(
     *,
     source: KnownData,
     top_k: Annotated[int, Option(min=1, help="Documents to show.")] = 5,
-    only: Annotated[
-        str | None, Option(help="model or bm25, to search with it alone; default: as recommended.")
+    system: Annotated[
+        str | None,
+        Option(help="A search that the folder knows, as BM25; default: as recommended."),
     ] = None,
 ) -> Figures:
     """Show what a retriever finds for a question.
@@ -48,8 +48,6 @@ def search(
     All documents of the data are searched, by what `train` recommended: the model, BM25, or both
     with a weight.
     """
-    if only is not None:
-        one_of("only", only, ("model", "bm25"))
     splits = source.splits()
     source.tell(splits)
     from st_magnitude.data.beir import canonical
@@ -62,9 +60,9 @@ def search(
             if canonical(part.queries[query]) == asked:
                 answers.update(grades)
     data = splits[next(iter(splits), "dev")]  # all have one corpus; without any, it says why
-    searcher = Searcher.from_folder(model, data, only, show_progress_bar=show_progress())
+    searcher = Searcher.from_folder(model, data, system, show_progress_bar=show_progress())
     if about := searcher.about:
-        say(about if about.endswith(".") else f"{about}: --only model leaves it out.")
+        say(about)
     found = _hits(searcher, searcher.search([question], top_k))
     if found:
         _show(found, data.corpus, answers)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from st_magnitude._files import refuse_used_run
 from st_magnitude.workbench.commands.core import (
     Also,
-    Base,
     DataOptions,
     Figures,
     Report,
@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 def train(
     *,
     source: DataOptions,
-    model: Base = "wordllama",
+    model: Annotated[
+        str | None,
+        Option(
+            help="Folder or hub id of a SentenceTransformer, or table for the static table"
+            " wordllama; default: the table and all-MiniLM-L6-v2."
+        ),
+    ] = None,
     output: Annotated[Path, folder("New folder for the trained model.")],
     also: Also = None,
     save_data: Annotated[
@@ -39,17 +45,18 @@ def train(
     report: Report = None,
     settings: TrainConfig,
 ) -> Figures:
-    """Train a retriever on pairs, and say whether it is better.
+    """Train a retriever on pairs, and say what to deploy.
 
-    Pairs with score 0 are explicit negatives. The trained model is compared with the pretrained
-    model and with BM25 on queries that it was not trained on: the queries of the dev split, or of
-    five folds for a static table and at most 5,000 queries. Ctrl-C stops the run after the current
-    step and saves a checkpoint for --resume.
+    BM25, a static table and a small encoder are compared, the models as they come and trained, and
+    each with BM25, on queries that they were not trained on: in folds, or on the dev split if you
+    give one or there are many queries. What wins is trained on all pairs and saved. Pairs with
+    score 0 are explicit negatives. Ctrl-C stops the last training after the current step and saves
+    a checkpoint for --resume.
     """
     from st_magnitude.saving.find import refuse_missing
 
     refuse_used_run(output, settings.resume)  # before the data are read
-    refuse_missing(model, *also or ())
+    refuse_missing(*[model] if model else [], *also or ())
     splits = source.splits()
     source.tell(splits)
     tell_names(also)
@@ -60,8 +67,10 @@ def train(
     from st_magnitude.workbench.finetune.train import train as run
 
     trained = run(model, splits, output, settings, also=also or (), say=say)
-    figures: dict[str, object] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
-    if trained.trainer.is_world_process_zero():
+    trainer = trained.trainer
+    steps = 0 if trainer is None else trainer.state.global_step
+    figures: dict[str, object] = {"loss": settings.loss, "steps": steps}
+    if trainer is None or trainer.is_world_process_zero():
         figures |= _report(trained, settings, splits.caveat)
         shown = {"model": model, **vars(settings)}
         save_report(report, f"Training on {loaded.name}", trained.verdict, shown, settings.seed)
@@ -83,8 +92,7 @@ def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[s
     if trained.output is None:
         figures["exit_code"] = 3
     else:
-        is_stock = verdict is None or verdict.saved.exponent in (0.0, 1.0)
-        load = f'{"SentenceTransformer" if is_stock else "stm.load"}("{trained.output}")'
+        load = f'{"SentenceTransformer" if trained.is_stock else "stm.load"}("{trained.output}")'
         typer.echo(f"Saved to {trained.output}. Load it with {load}.")
         figures |= {"output": str(trained.output), "load": load}
     if verdict is None:
@@ -98,10 +106,9 @@ def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[s
         if advice := verdict.advice():
             say(advice)
     if settings.confirm is not None and trained.confirmed is not None:
-        counts = "" if verdict is None else trained.confirmed.which_counts(verdict)
-        say(f"{trained.confirmed} {counts}".strip())
+        say(str(trained.confirmed))
         figures[settings.confirm] = trained.confirmed.to_dict()
-    about_hashes = notice(trained.output) if trained.output else ""
+    about_hashes = notice(trained.output) if trained.output and trained.trainer else ""
     for text in filter(None, (trained.prior, trained.norm_warning, about_hashes)):
         say(text)
     return figures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated
@@ -20,31 +19,24 @@ from st_magnitude.workbench._config import (
     Prompts,
     check_ranges,
     numbers,
+    seconds_of,
     words,
 )
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
-__all__ = ["Candidate", "CompareConfig", "grid_of", "seconds_of"]
+__all__ = ["Candidate", "CompareConfig", "grid_of"]
 
 COSINE_PRIOR = "cosine-prior"  # cosine with `st_magnitude.DocumentPrior`
 
 # Temperatures and learning rates in the order in which they are tried; the first ones are the
 # defaults of `TrainConfig`.
-USUAL_GRID = (0.05, 0.02, 0.01, 0.1), (2e-5, 5e-5)
+USUAL_GRID = (0.05, 0.02, 0.01, 0.1), (5e-5, 2e-5)
 STATIC_GRID = (0.1, 0.05, 0.02, 0.2), (3e-2, 1e-2)
 
 
 def compared_losses() -> list[str]:
     """All losses that a comparison can try, in the order in which it tries them."""
     return [*(name for name, loss in LOSSES.items() if loss.is_compared), COSINE_PRIOR]
-
-
-def seconds_of(budget: str) -> float:
-    """The seconds of a time such as "90s", "30m" or "2h"."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)\s*", str(budget))
-    if found is None or not float(found[1]):
-        raise InputError(f"budget must be a time such as '90s', '30m' or '2h'; got {budget!r}.")
-    return float(found[1]) * {"s": 1, "h": 3600}.get(found[2], 60)
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class CompareConfig:
         ValueError: If a loss is unknown, the budget unreadable, or a number out of range.
     """
 
-    budget: Annotated[str, Option(help="Time for all trainings, as 2h; none begins after.")] = "30m"
+    budget: Annotated[str, Option(help="Time for all trainings, as 2h.")] = "30m"
     losses: Annotated[
         Names,
         words(
@@ -68,13 +60,18 @@ class CompareConfig:
         numbers("Temperatures; default: 0.05,0.02,0.01,0.1 (a static table: 0.1,0.05,0.02,0.2)."),
     ] = None
     learning_rates: Annotated[
-        Floats, numbers("Learning rates; default: 2e-5,5e-5 (a static table: 3e-2,1e-2).")
+        Floats, numbers("Learning rates; default: 5e-5,2e-5 (a static table: 3e-2,1e-2).")
     ] = None
-    epochs: Annotated[float, Option(min=0, help="Largest number of passes over the pairs.")] = 3.0
-    max_steps: Annotated[int, Option(min=1, help="Largest number of steps of a candidate.")] = 300
+    epochs: Annotated[
+        float | None, Option(min=0, help="Passes over the pairs; default: as train.")
+    ] = None
+    max_steps: Annotated[
+        int | None, Option(min=1, help="Largest number of steps of a candidate; default: no limit.")
+    ] = None
     batch_size: Annotated[
-        int, Option(min=2, help="Pairs in a batch, each a negative of the others.")
-    ] = 32
+        int | None,
+        Option(min=2, help="Pairs in a batch, each a negative of the others; default: as train."),
+    ] = None
     mini_batch_size: MiniBatchSize = None
     negatives: Negatives = None
     max_length: MaxLength = None
@@ -102,7 +99,8 @@ class CompareConfig:
     @property
     def tried(self) -> list[str]:
         """The losses to try, in their order."""
-        return [name for name in compared_losses() if not self.losses or name in self.losses]
+        asked = {"cosine", *(self.losses or compared_losses())}
+        return [name for name in compared_losses() if name in asked]
 
 
 @dataclass(frozen=True)
@@ -151,11 +149,10 @@ class Candidate:
 
 
 def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> list[Candidate]:
-    """All candidates: every loss at the same temperatures and learning rates, of which the rates
-    matter most. Plain cosine at the defaults of `TrainConfig` comes first."""
+    """All candidates: every loss at the first setting, cosine before the others, then every loss at
+    the second one. The first setting is that of `TrainConfig`; rates matter more than
+    temperatures."""
     names = [name for name in config.tried if name != COSINE_PRIOR or has_prior]
     temperatures, rates = STATIC_GRID if is_static else USUAL_GRID
-    settings = list(product(config.temperatures or temperatures, config.learning_rates or rates))
-    found = [Candidate("cosine", tau, rate) for tau, rate in settings]
-    found += [Candidate(name, tau, rate) for tau, rate in settings for name in names]
-    return list(dict.fromkeys(found))
+    settings = product(config.temperatures or temperatures, config.learning_rates or rates)
+    return [Candidate(name, tau, rate) for tau, rate in settings for name in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from st_magnitude.judge import Difference
 from st_magnitude.result import Result, Table, to_plain
@@ -22,9 +22,6 @@ class Entry:
     curve: list[tuple[int, float]]  # steps and nDCG@10 of every rung; nan if training diverged
     exponent: float  # of documents, the best one on dev; 1 is cosine
     seconds: float
-    # nDCG@10 of every dev query after the last of these steps; nothing if training diverged
-    ndcg: list[float] = field(default_factory=list)
-    second_seed: float | None = None  # nDCG@10 at the end, trained again with another seed
 
     @property
     def name(self) -> str:
@@ -36,25 +33,17 @@ class Entry:
 
     @property
     def score(self) -> float:
-        """nDCG@10 with the first seed; -inf if training diverged."""
-        return _or_lowest(self.curve[-1][1])
-
-    @property
-    def mean_score(self) -> float:
-        """The mean over both seeds; without a second one, `score`."""
-        if self.second_seed is None:
-            return self.score
-        return (self.score + _or_lowest(self.second_seed)) / 2
+        """nDCG@10 at the end; -inf if training diverged."""
+        ndcg = self.curve[-1][1]
+        return -math.inf if math.isnan(ndcg) else ndcg
 
     @property
     def shown_score(self) -> str:
         return f"{self.score:.4f}" if math.isfinite(self.score) else "diverged"
 
     def to_dict(self) -> dict[str, object]:
-        """The figures as plain JSON values, without those of every query."""
-        figures = {"name": self.name} | to_plain(self)
-        del figures["ndcg"]
-        return figures
+        """The figures as plain JSON values."""
+        return {"name": self.name} | to_plain(self)
 
 
 @dataclass(frozen=True)
@@ -64,7 +53,7 @@ class CompareResult(Result):
     model: str  # name of the pretrained model
     candidates: list[Entry]  # the best on dev first; after them those that were stopped
     test: Verdict  # on the winner
-    # of the first candidate on dev over `control`; None if the first is plain cosine
+    # of the first candidate on dev over `cosine`; None if the first is plain cosine
     over_cosine: Difference | None
     pretrained: float  # nDCG@10 of the pretrained model on dev
     dev_queries: int
@@ -73,13 +62,11 @@ class CompareResult(Result):
     notes: tuple[str, ...]  # sentences about the data
     train_options: str = ""  # of ``st-magnitude train``, for the winner
     steps: int = 0  # of a candidate by the settings
-    budget_needed: str = ""  # for two candidates with these steps, if the budget held less
-    # the plain cosine that comes closest on test, of those that dev does not tell from the best
-    control: str = ""
+    budget_needed: str = ""  # for each loss with these steps, if the budget held less
 
     @property
     def first(self) -> Entry:
-        """The best candidate on dev at the end; where some are tied, by a second seed."""
+        """The best candidate on dev at the end."""
         return self.candidates[0]
 
     @property
@@ -111,8 +98,8 @@ class CompareResult(Result):
         name = self.winner.name
         if self.is_alone:
             return (
-                f"Nothing is recommended: the budget was over after one candidate, {name}. With"
-                f" --budget {self.budget_needed} at least two are compared. {test.headline}"
+                f"Nothing is recommended: the budget was over after one candidate, {name}."
+                f" {self._longer_budget} {test.headline}"
             )
         found = [f"Train with {name}."]
         if test.is_worse:
@@ -122,14 +109,13 @@ class CompareResult(Result):
         else:
             found.append(
                 f"{self.first.name}, the first on dev, changes nDCG@10 by {self.over_cosine}"
-                f" against {self.control}: {self.over_cosine.name.lower()}."
+                f" against {self.cosine.name}: {self.over_cosine.name.lower()}."
             )
         found.append(test.headline)
         if self.first.steps < self.steps:
             found.append(
                 f"The budget has cut {self.steps:,} steps to {self.first.steps:,}, after which"
-                f" another one may be first: --budget {self.budget_needed} holds all of them for at"
-                " least two candidates."
+                " another one may be first."
             )
         exponent = self.winner.exponent
         if exponent == 1:
@@ -139,10 +125,16 @@ class CompareResult(Result):
             found.append(f"It is scored by {how}: docs/serving.md lists servers that keep norms.")
         if self.left_out:
             number = self.left_out + len(self.candidates)
-            found.append(f"The time was up before {self.left_out} of {number} candidates.")
+            found.append(f"The budget held {len(self.candidates)} of {number} candidates.")
         if self.not_compared:
             found.append(f"Not compared (no time, or diverged): {', '.join(self.not_compared)}.")
+        if self.budget_needed:
+            found.append(self._longer_budget)
         return " ".join(found)
+
+    @property
+    def _longer_budget(self) -> str:
+        return f"--budget {self.budget_needed} holds all steps of a candidate of each loss."
 
     @property
     def test_table(self) -> Table:
@@ -165,9 +157,6 @@ class CompareResult(Result):
         rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]
         title = f"nDCG@10 on {self.dev_queries:,} dev queries, after {self.first.steps:,} steps"
         note = f"The pretrained model has {self.pretrained:.4f}."
-        if again := [entry for entry in self.candidates if entry.second_seed is not None]:
-            shown = ", ".join(f"{entry.second_seed:.4f} ({entry.name})" for entry in again)
-            note += f" Dev does not tell the first ones apart; a second seed gave {shown}."
         if stopped := len(self.candidates) - len(whole):
             note += (
                 f" {stopped} others were stopped behind a candidate of the same loss, or diverged."
@@ -176,7 +165,3 @@ class CompareResult(Result):
         yield self.recommendation
         if self.train_options and not self.test.nothing:
             yield f"Train again with the options {self.train_options}"
-
-
-def _or_lowest(ndcg: float) -> float:
-    return -math.inf if math.isnan(ndcg) else ndcg

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,38 +12,39 @@ from typing import Any, cast
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.judge import warn_if_few
 from st_magnitude.losses.keys import tokens_of
 from st_magnitude.saving.export import load
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.normalize import prepare
+from st_magnitude.surgery.normalize import prepare, scoring_of
 from st_magnitude.surgery.raw import normalizes_output
-from st_magnitude.surgery.scoring import scoring_of
 from st_magnitude.workbench.calibration import exponent_curve
 from st_magnitude.workbench.comparison.config import COSINE_PRIOR, Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import Entry
 from st_magnitude.workbench.files.pairs import Splits
+from st_magnitude.workbench.finetune.save import save_trained
 from st_magnitude.workbench.finetune.settings import TrainConfig
-from st_magnitude.workbench.finetune.train import save_trained
 from st_magnitude.workbench.finetune.trainer import (
     is_uneven,
     make_rows,
     reading,
     sampler_of,
+    seconds_per_step,
     train_copy,
     trained_copy,
     warn_of_left_out,
+    with_defaults,
 )
+from st_magnitude.workbench.judging.choice import System
 from st_magnitude.workbench.judging.contestants import Contestant, search, task_of
 from st_magnitude.workbench.judging.exam import Exam
+from st_magnitude.workbench.judging.verdict import BEFORE
 
 __all__ = ["Trials", "exam_of"]
 
@@ -113,7 +115,6 @@ class Trials:
     def rows(self) -> Dataset:
         rows = make_rows(self.exam.train, self.config.negatives, self.config.seed)
         warn_of_left_out(self.exam.train, rows)
-        sampler_of(TrainConfig(batch_size=self.config.batch_size), rows)  # it warns
         return rows
 
     @cached_property
@@ -130,42 +131,45 @@ class Trials:
         steps = min(self.wanted_steps, self.steps or self.wanted_steps)
         return sorted({max(1, steps // 3), steps})
 
-    @property
+    @cached_property
     def wanted_steps(self) -> int:
-        """The steps of a candidate by the settings, which a budget may cut."""
-        steps = round(self.config.epochs * len(self.rows) / self.config.batch_size)
-        return min(self.config.max_steps, max(1, steps))
+        """The steps of a candidate by the settings, by default those of `train`, which a budget may
+        cut."""
+        given = TrainConfig(epochs=self.config.epochs, batch_size=self.config.batch_size)
+        usual = with_defaults(given, self.base, len(self.rows))
+        sampler_of(usual, self.rows)  # it warns
+        of_epoch = max(1, len(self.rows) // cast(int, usual.batch_size))
+        steps = max(1, math.ceil(cast(float, usual.epochs) * of_epoch))
+        return min(self.config.max_steps or steps, steps)
 
     def seconds_per_step(self, folder: Path) -> float:
         """How long a step of training takes, by a few steps of the first candidate."""
-        clock = _Clock()
         settings = self.grid[0].settings(self.config, TIMED_STEPS)
-        train_copy(self.base, self.exam.train, self.rows, settings, folder, clock)
-        return float(np.median(np.diff(clock.times)))
+        return seconds_per_step(self.base, self.exam.train, self.rows, settings, folder)
 
-    def measure(self, model: SentenceTransformer) -> tuple[NDArray[np.float64], float]:
-        """nDCG@10 of every dev query, one nan if training diverged, and `ExponentCurve.best`."""
+    def measure(self, model: SentenceTransformer) -> tuple[float, float]:
+        """nDCG@10 on dev, nan if training diverged, and `ExponentCurve.best`."""
         try:
             # the model is saved with the limit that it had
             usual = None if self.config.max_length is None else self.base
             with reading(model, usual):
                 task = task_of(model, self.dev)
         except NotFiniteError:
-            return np.array([np.nan]), float(scoring_of(model).exponents[1])
+            return math.nan, float(scoring_of(model).exponents[1])
         if normalizes_output(model):
-            return task.search(10).ndcg, 1.0
+            return task.search(10).mean, 1.0
         curve = exponent_curve(task, seed=self.config.seed)
-        return curve.at(curve.best).ndcg, curve.best
+        return curve.at(curve.best).mean, curve.best
 
-    def judge(self, entry: Entry, folder: Path) -> Ranking:
-        """The ranking of a candidate for the test queries: of the model in a folder, or of five
-        that are trained in folds."""
-        if self.exam.folds:
-            settings = entry.candidate.settings(self.config, self.rungs[-1])
-            trains = partial(trained_copy, model=self.base, config=settings, output=folder.parent)
-            contestant = Contestant(entry.name, train=trains)
-            return search(contestant, self.exam, entry.exponent).ranking
-        return search(Contestant(entry.name, load(str(folder))), self.exam).ranking
+    def judge(self, entry: Entry, folder: Path) -> System:
+        """How a candidate searches for the test queries: by the model in a folder, or by five that
+        are trained in folds."""
+        if not self.exam.folds:
+            return search(Contestant(entry.name, load(str(folder)), base=BEFORE), self.exam)
+        settings = entry.candidate.settings(self.config, self.rungs[-1])
+        trains = partial(trained_copy, model=self.base, config=settings, output=folder.parent)
+        contestant = Contestant(entry.name, train=trains, base=BEFORE)
+        return search(contestant, self.exam, entry.exponent)
 
     def train(
         self,
@@ -173,14 +177,11 @@ class Trials:
         rungs: list[int],
         is_kept: IsKept,
         folder: Path,
-        seed: int | None = None,
     ) -> Entry:
         """Trains a copy of the pretrained model from rung to rung, and returns what was measured.
         At the last rung ``is_kept`` says whether to save it in the folder."""
         began = time.perf_counter()
         settings = candidate.settings(self.config, rungs[-1])
-        if seed is not None:
-            settings = replace(settings, seed=seed)
         at_rungs = _AtRungs(self, rungs, is_kept)
         train = self.exam.train
         trainer = train_copy(self.base, train, self.rows, settings, folder.parent, at_rungs)
@@ -188,7 +189,7 @@ class Trials:
             self._save(trainer, at_rungs, folder)
         seconds = time.perf_counter() - began
         curve = sorted(at_rungs.curve.items())
-        return Entry(candidate, curve, at_rungs.exponent, seconds, at_rungs.ndcg.tolist())
+        return Entry(candidate, curve, at_rungs.exponent, seconds)
 
     def _save(self, trainer: SentenceTransformerTrainer, measured: _AtRungs, folder: Path) -> None:
         model = trainer.model
@@ -196,17 +197,7 @@ class Trials:
             prepare(model, Similarity(gamma_query=1.0, gamma_document=measured.exponent))
         ndcg = max(measured.curve.items())[1]
         figures = {"dev": {"queries": len(self.dev.query_ids), "ndcg": ndcg}}
-        save_trained(trainer, folder, figures, {}, base=self.folder)
-
-
-class _Clock(TrainerCallback):
-    """The times at which steps end."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        self.times.append(time.perf_counter())
+        save_trained(trainer, folder, figures, {}, None, *filter(None, [self.folder]))
 
 
 class _AtRungs(TrainerCallback):
@@ -217,12 +208,10 @@ class _AtRungs(TrainerCallback):
         self.rungs = rungs
         self.is_kept = is_kept
         self.curve: dict[int, float] = {}
-        self.ndcg = np.empty(0)  # of every query at the last rung
         self.exponent = 1.0
 
     def measure(self, model: SentenceTransformer, steps: int) -> bool:
-        self.ndcg, self.exponent = self.trials.measure(model)
-        self.curve[steps] = float(self.ndcg.mean())
+        self.curve[steps], self.exponent = self.trials.measure(model)
         return self.is_kept(steps, self.curve[steps])
 
     def on_step_end(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
-from difflib import SequenceMatcher
+from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 from itertools import combinations
 from pathlib import Path
@@ -27,8 +26,6 @@ __all__ = ["Splits", "load_splits"]
 
 logger = logging.getLogger(__name__)
 
-NEAR_RATIO = 0.9  # edit ratio of near-copies
-NEAR_WORDS = 32  # most words of them
 Data = Source | RetrievalData | Mapping[str, RetrievalData]
 
 
@@ -313,14 +310,14 @@ def _build(pairs: Pairs, part_of: Mapping[str, str], name: str, notes: list[str]
         )
     judged: dict[str, dict[str, int]] = {}
     asked: dict[str, dict[str, str]] = {"train": {}, "dev": {}, "test": {}}  # id -> text
-    keys: dict[str, set[str]] = {part: set() for part in asked}
-    contradictions = 0
+    contradictions = answers = same = 0
     for _, key, query, text, grade in zip(*pairs, strict=True):
         if grade is not None:
             part = part_of[key]
-            keys[part].add(key)
             asked[part][queries[query]] = query
             document = documents[text]
+            answers += grade > 0
+            same += grade > 0 and document == queries[query]
             grades = judged.setdefault(queries[query], {})
             before = grades.get(document, grade)
             contradictions += (before > 0) != (grade > 0)
@@ -338,36 +335,10 @@ def _build(pairs: Pairs, part_of: Mapping[str, str], name: str, notes: list[str]
             splits[part].name = f"{name}, {part} split"
     counts = ", ".join(f"{len(of_part):,} in {part}" for part, of_part in asked.items() if of_part)
     notes.append(f"{counted(len(corpus), 'document')}; queries: {counts}.")
-    if near := _near_copies(keys["train"], keys["dev"]):
-        notes.append(
-            f"Up to a word, dev shares {counted(near, 'query')} with train: for new ones, figures"
-            " on dev are a bit too high."
-        )
+    pairs_in_all = counted(answers, "pair")
+    if joined := answers - len(data.relevant):
+        notes.append(f"{joined:,} of {pairs_in_all} repeat a query, which is asked once.")
+    if same:
+        said = f"In {same:,} of {pairs_in_all} the document is the query, which any search finds."
+        notes.append(LeftOut(f"{said} They raise the figures: leave them out."))
     return splits
-
-
-def _near_copies(texts: Collection[str], others: Collection[str]) -> int:
-    """The number of others that equal a text up to a word or a letter."""
-
-    def keys(text: str) -> list[int]:
-        """Hashes of the words of a text, and of all its words but one."""
-        words: Sequence[str] = text.split()
-        words = words if len(words) > 2 else text  # without spaces
-        if len(words) > NEAR_WORDS:
-            return []
-        hashes = [*map(hash, words)]
-        total = sum(hashes)
-        return [total, *map(total.__sub__, hashes)]
-
-    index: dict[int, list[str]] = {}
-    for other in others:
-        for key in keys(other):
-            index.setdefault(key, []).append(other)
-    known = set(index)
-    found: set[str] = set()
-    for text in texts:
-        for key in known.intersection(keys(text)):
-            for other in index[key]:
-                if other not in found and SequenceMatcher(None, text, other).ratio() >= NEAR_RATIO:
-                    found.add(other)
-    return len(found)

@@ -18,10 +18,13 @@ from st_magnitude.workbench._config import (
     Prompts,
     check_ranges,
     numbers,
+    seconds_of,
     whole_numbers,
 )
 
 __all__ = ["TrainConfig"]
+
+BUDGET = "10m"
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,12 @@ class TrainConfig:
         float | None, Option(help="Temperature; default: 0.05; cosine on a static table: 0.1.")
     ] = None
     epochs: Annotated[
-        float | None, Option(min=0, help="Passes over the pairs; default: 1; static table: 3.")
+        float | None,
+        Option(
+            min=0,
+            help="Passes over the pairs; default: 1, or up to 8 until there are 40 steps; static"
+            " table: 3.",
+        ),
     ] = None
     max_steps: Annotated[int, Option(min=-1, help="Steps, instead of --epochs if positive.")] = -1
     batch_size: Annotated[
@@ -62,7 +70,7 @@ class TrainConfig:
     mini_batch_size: MiniBatchSize = None
     learning_rate: Annotated[
         float | None,
-        Option(min=0, help="Learning rate; default: 2e-5; LoRA: 2e-4; static table: 0.03."),
+        Option(min=0, help="Learning rate; default: 5e-5; LoRA: 2e-4; static table: 0.03."),
     ] = None
     lora: Annotated[
         int | None, Option(min=1, help="Rank of a LoRA to train in place of all weights.")
@@ -77,12 +85,20 @@ class TrainConfig:
     save_steps: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 200
     folds: Annotated[
         int | None,
-        Option(min=0, help="Folds to measure in, without a dev split; default: static table: 5."),
+        Option(
+            min=0,
+            help="Folds to measure in, without a dev split; default: 2, static table: 5; with many"
+            " queries a dev split.",
+        ),
     ] = None
     seed: Annotated[int, Option(min=0, help="Seed for the order, the negatives and dropout.")] = 0
     worth: Annotated[
         float, Option(min=0, help="Points that a less simple search has to gain to be deployed.")
     ] = 0.5
+    budget: Annotated[
+        str | None,
+        Option(help="Time for the encoder of a training without --model, as 2h; default: 10m."),
+    ] = None
     keep_scoring: Annotated[
         bool, Option(help="Score as trained, even if another exponent is clearly better.")
     ] = False
@@ -92,6 +108,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        seconds_of(self.budget or BUDGET)
         positive("temperature", self.temperature, [None])
         if self.loss not in LOSSES:
             raise InputError(

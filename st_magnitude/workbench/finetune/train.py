@@ -3,99 +3,55 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-import shutil
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import InputError
 from st_magnitude._files import locked_folder
-from st_magnitude.data.task import EncodedTask
-from st_magnitude.judge import norm_warning, warn_if_few
 from st_magnitude.losses.named import LOSSES
-from st_magnitude.losses.ranking import MagnitudeRankingLoss
-from st_magnitude.saving.card import add_section
-from st_magnitude.saving.export import load
 from st_magnitude.saving.find import refuse_missing
-from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.adapters import refuse_frozen
-from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import normalizes_output, output_width
-from st_magnitude.surgery.scoring import score_by_cosine, scoring_of
-from st_magnitude.surgery.tokens import remembered_tokens
-from st_magnitude.surgery.vocabulary import trimmed_vocabulary
+from st_magnitude.surgery.normalize import score_by_cosine
+from st_magnitude.surgery.vocabulary import remembered_tokens
 from st_magnitude.training import run_folder
-from st_magnitude.training.stopping import train_or_stop
-from st_magnitude.workbench.calibration import exponent_curve
-from st_magnitude.workbench.files.pairs import Data, load_splits
-from st_magnitude.workbench.finetune.card import RetrievalEvaluator, card_figures
+from st_magnitude.workbench.files.pairs import Data, Splits, load_splits
+from st_magnitude.workbench.finetune.entrants import Entrant, about_script, entrants_of
+from st_magnitude.workbench.finetune.run import FOLDS_OF_ENCODER, Run, TrainedModel
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.trainer import (
-    is_uneven,
     make_rows,
-    make_trainer,
     reading,
-    trained_copy,
     warn_of_left_out,
 )
-from st_magnitude.workbench.judging.choice import Decision, System, short_names
-from st_magnitude.workbench.judging.confirmation import Confirmation, confirm
-from st_magnitude.workbench.judging.contestants import Contestant, Encoded, search
-from st_magnitude.workbench.judging.exam import DEPTH, Exam
-from st_magnitude.workbench.judging.verdict import (
-    AFTER,
-    BEFORE,
-    Scoring,
-    Verdict,
-    scored_of,
-    scoring_name,
-    verdict_of,
-)
-from st_magnitude.workbench.memory import write_memory
+from st_magnitude.workbench.judging.exam import MOST_QUERIES, Exam
 
 __all__ = ["TrainConfig", "TrainedModel", "train"]
 
 logger = logging.getLogger(__name__)
 
+MOST_WITH_ENCODER = 2_000  # queries that are held out in folds
+
 # Settings that may change when a run is resumed, if the training data stay
 FREE = {"split", "dev_split", "confirm", "epochs", "max_steps", "mini_batch_size", "bf16"}
-FREE |= {"worth", "save_steps", "keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """The result of `train`. Of several processes, only the first has measurements."""
-
-    trainer: SentenceTransformerTrainer
-    # norms and isotropy of a sample of the texts, "before" and "after"
-    geometry: dict[str, dict[str, float]]
-    verdict: Verdict | None  # next to the pretrained model; None without held-out queries
-    # None: the model is clearly worse than the pretrained one and was not saved
-    output: Path | None
-    # with ``config.prior``: what it was counted from, or why it was left out
-    prior: str | None = None
-    confirmed: Confirmation | None = None  # what is deployed, on test data
-
-    @property
-    def norm_warning(self) -> str:
-        """The `judge.norm_warning` of the sample; empty if there is none."""
-        after = self.geometry.get("after", {})
-        d = after.get("cohens_d", math.nan)
-        error = after.get("cohens_d_error", math.nan)
-        before = self.geometry.get("before", {}).get("cohens_d", math.nan)
-        return norm_warning(d, error, before)
+FREE |= {
+    "worth",
+    "budget",
+    "save_steps",
+    "keep_anyway",
+    "keep_scoring",
+    "keep_checkpoints",
+    "resume",
+}
 
 
 def train(
-    model: SentenceTransformer | str,
+    model: SentenceTransformer | str | None,
     data: Data,
     output: str | Path,
     config: TrainConfig | None = None,
@@ -103,25 +59,28 @@ def train(
     also: Collection[str] = (),
     say: Callable[[str], None] = logger.info,
 ) -> TrainedModel:
-    """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
-    ``training.json``.
+    """Weighs models, as they come and trained with in-batch and explicit negatives, and saves the
+    one to deploy with a model card, ``training.json`` and ``deploy.json``.
 
-    An `Exam` decides which queries judge it: those of ``config.dev_split``, or of folds; none of
-    them, and none of ``config.confirm``, is a text of a training row. Nor do queries judge that a
-    model has read in an earlier training, of which the folder that is given as the model has hashes
+    An `Exam` decides which queries judge: those of ``config.dev_split``, or of folds; none of them,
+    and none of ``config.confirm``, is a text of a training row. Nor do queries judge that a model
+    has read in an earlier training, of which the folder that is given as the model has hashes
     (`st_magnitude.workbench.memory`).
 
-    The model is compared with the pretrained one as it was given and with BM25. It is saved as it
-    was trained, unless another document exponent is clearly better. A clearly worse model is saved
-    only with ``config.keep_anyway``. Checkpoints are in ``output/.st-magnitude.work`` and are
-    removed when the model is saved.
+    The models and BM25 are compared, and `decide` says what to deploy. In folds, only a trained
+    model that is deployed is trained on all pairs. One that was judged on a split is saved as it
+    was trained, unless another document exponent is clearly better. Where nothing is recommended,
+    the best trained model is saved, a clearly worse one only with ``config.keep_anyway``; where
+    BM25 is, the best model. Checkpoints of the training on all pairs are in
+    ``output/.st-magnitude.work`` and are removed when the model is saved.
 
     Args:
-        model: A model, which is trained in place and prepared for the loss (Normalize is stripped
-            or added), or the folder or hub id of one.
+        model: A model, which may be trained in place and is prepared for the loss (Normalize is
+            stripped or added), or the folder or hub id of one. None: wordllama's table and
+            all-MiniLM-L6-v2, as far as there is time for the encoder (``config.budget``).
         data: A source of `load_splits`, or what it returned. Judged negatives become hard
             negatives. Documents that answer a query of any split are not called never-relevant.
-        also: Folders or hub ids of other models, to weigh against the trained one.
+        also: Folders or hub ids of other models, to weigh as they come.
         say: Function that receives the progress line by line.
 
     Raises:
@@ -130,6 +89,7 @@ def train(
             gradients or weights are not finite.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume``
             is False, or a run that was started with other settings or data.
+        ImportError: If no model is given and none is installed.
         OSError: If the model cannot be found, nothing can be written, or another process writes to
             the output.
         KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a
@@ -137,135 +97,77 @@ def train(
     """
     config = config or TrainConfig()
     output = Path(output)
-    is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
+    _refuse_for_several(model, config)
     with locked_folder(output), ExitStack() as stack:
         name = model if isinstance(model, str) else None
         settings: dict[str, object] = {"model": name}
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}
         checkpoint = run_folder.last_checkpoint(output, config.resume, settings)
-        model = load(model) if isinstance(model, str) else model
-        with reading(model, config.max_length):
-            pass  # it refuses models and lengths that do not fit
-        refuse_frozen(model)
-        score_by_cosine(model, say)
+        entrants = entrants_of(model, say)
+        for entrant in entrants:
+            with reading(entrant.model, config.max_length):
+                pass  # it refuses models and lengths that do not fit
+            refuse_frozen(entrant.model)
+            score_by_cosine(entrant.model, say)
+            stack.enter_context(remembered_tokens(entrant.model))
         refuse_missing(*also)
-        stack.enter_context(remembered_tokens(model))
-        exam = Exam.of(
-            load_splits(data),
-            model,
-            *filter(None, [name]),
-            *also,
-            train=config.split,
-            judge=config.dev_split,
-            confirm=config.confirm,
-            folds=config.folds,
-            seed=config.seed,
-        )
+        exam = _exam(load_splits(data), entrants, also, config)
         for note in exam.notes:
             say(note)
+        if exam.judged is None:
+            entrants = entrants[:1]  # as nobody can say which is better
+        if model is None and (about := about_script(exam.train.queries.values())):
+            say(about)
         settings["data"] = exam.train.digest
         if checkpoint is not None:
             run_folder.check_same_run(output, settings)
         rows = make_rows(exam.train, config.negatives, config.seed)
         warn_of_left_out(exam.train, rows)
         _warn_without_negatives(config.loss, exam, rows)
-        models: list[System] = []
-        of_folds = None
-        if is_first:
-            models, figures = _measure(model, also, exam, config.seed, say)
-        if is_first and exam.folds:
-            trains = partial(trained_copy, model=model, config=config, output=output)
-            of_folds = search(Contestant(AFTER, train=trains), exam)
-        trainer = make_trainer(model, exam.train, rows, config, output)
-        if is_first and checkpoint is None:
-            run_folder.record_run(output, settings)
-        with reading(model, config.max_length), trimmed_vocabulary(trainer):
-            train_or_stop(trainer, checkpoint)
-        if not is_first:
-            return TrainedModel(trainer, {}, None, output)
-        trained = _judge(trainer, exam, models, of_folds, config)
-        trained = replace(trained, geometry={"before": figures} | trained.geometry)
-        held_out = (exam.judged or exam.train).name
-        return _save_unless_worse(trained, output, config, held_out, name)
+        run = Run(entrants, exam, rows, config, output, settings, checkpoint, also, say)
+        if os.environ.get("RANK", "0") != "0":  # the first process measures and saves
+            return TrainedModel(run.train_fully(entrants[0]), {}, None, output)
+        return run.finish()
 
 
-def _measure(
-    model: SentenceTransformer,
-    also: Collection[str],
-    exam: Exam,
-    seed: int,
-    say: Callable[[str], None],
-) -> tuple[list[System], dict[str, float]]:
-    """How the pretrained model and others search, if any query judges or confirms, and the norms
-    of the pretrained one."""
-    if exam.judged is not None:
-        warn_if_few(exam.judged.query_ids, "a model")
-        say(f"Measuring the pretrained model: {len(exam.judged.corpus):,} documents.")
-    encoded = Encoded.of(BEFORE, model, exam)
-    figures = card_figures(model, exam, seed, encoded.judges)
-    if encoded.judges is None and encoded.confirms is None:
-        return [], figures
-    others = [Contestant(name, load(path)) for name, path in short_names(also).items()]
-    return [encoded.system(), *(search(other, exam) for other in others)], figures
+def _refuse_for_several(model: SentenceTransformer | str | None, config: TrainConfig) -> None:
+    """Refuses settings that suit one model, and several processes, where none is named."""
+    if model is not None and config.budget is not None:
+        raise InputError("--budget is for the encoder of a training without --model.")
+    if model is not None:
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("Several processes train one model: name it with --model.")
+    of_one = {
+        "--learning-rate": config.learning_rate,
+        "--lora": config.lora,
+        "--max-length": config.max_length,
+    }
+    for option, value in of_one.items():
+        if value is not None:
+            raise InputError(f"{option} suits one model: name it with --model, such as table.")
 
 
-def _judge(
-    trainer: SentenceTransformerTrainer,
-    exam: Exam,
-    models: list[System],
-    of_folds: System | None,
-    config: TrainConfig,
-) -> TrainedModel:
-    """Compares the trained model with others, and gives it the scoring to save."""
-    model = trainer.model
-    verdict = scoring = confirmed = None
-    shown: list[System] = []
-    encoded = Encoded.of(AFTER, model, replace(exam, judged=None) if of_folds else exam)
-    if of_folds is not None:
-        exponent = float(scoring_of(model, before_normalize=True).exponents[1])
-        after = replace(of_folds, exponent=exponent)
-        if encoded.confirms is not None:
-            after = replace(after, confirm=encoded.system(exponent).confirm)
-    elif encoded.judges is not None and not normalizes_output(model):
-        after, shown, scoring = choose_scoring(encoded, models[0], config)
-        if after.exponent != scoring.as_trained.exponent:
-            prepare(model, Similarity(gamma_query=1.0, gamma_document=after.exponent))
-    elif models:
-        after = encoded.system()
-    if exam.judged is not None:
-        verdict = verdict_of(
-            exam,
-            models[0],
-            after,
-            models[1:],
-            shown=shown,
-            scoring=scoring,
-            seed=config.seed,
-            worth=config.worth,
-        )
-    if exam.confirm is not None:
-        confirmed = confirm(exam, [*models, after], verdict, config.seed)
-    geometry = {"after": card_figures(model, exam, config.seed, encoded.judges)}
-    prior = _about_prior(cast(Dataset, trainer.train_dataset)) if config.prior else None
-    return TrainedModel(trainer, geometry, verdict, None, prior, confirmed)
-
-
-def choose_scoring(
-    encoded: Encoded, before: System, config: TrainConfig
-) -> tuple[System, list[System], Scoring]:
-    """The model to save, as it was trained or at `ExponentCurve.best`, of which each fold of the
-    queries is ranked by the choice of the others; the other one to show; and both figures."""
-    task = cast(EncodedTask, encoded.judges)
-    curve = exponent_curve(task, seed=config.seed)
-    trained = best = encoded.system()
-    if curve.best != curve.present:
-        options = task.sweep({curve.best, *curve.by_query}, DEPTH)
-        best = replace(encoded.system(curve.best), ranking=curve.of(options))
-    saved, other = (trained, best) if config.keep_scoring else (best, trained)
-    name = f"{AFTER}, {scoring_name(other.exponent)} (not saved)"
-    shown = [] if other is saved else [replace(other, name=name)]
-    as_trained, at_best = (scored_of(one, before, config.seed) for one in (trained, best))
-    return saved, shown, Scoring(as_trained, at_best, curve.to_dict()["ndcg@10"])
+def _exam(
+    splits: Splits, entrants: Sequence[Entrant], also: Collection[str], config: TrainConfig
+) -> Exam:
+    """The exam of all models: in folds where there are few queries."""
+    has_encoder = not all(entrant.is_table for entrant in entrants)
+    exam = Exam.of(
+        splits,
+        entrants[0].model,
+        *(entrant.source for entrant in entrants if entrant.source),
+        *also,
+        train=config.split,
+        judge=config.dev_split,
+        confirm=config.confirm,
+        folds=config.folds,
+        most=MOST_WITH_ENCODER if has_encoder else MOST_QUERIES,
+        seed=config.seed,
+    )
+    if config.folds is None and not any(entrant.is_table for entrant in entrants):
+        return replace(exam, folds=exam.in_folds(FOLDS_OF_ENCODER))
+    return exam
 
 
 def _warn_without_negatives(loss: str, exam: Exam, rows: Dataset) -> None:
@@ -278,77 +180,3 @@ def _warn_without_negatives(loss: str, exam: Exam, rows: Dataset) -> None:
             " such judgments, best of documents that resemble the queries (docs/norms.md), or take"
             " the loss cosine."
         )
-
-
-def _about_prior(rows: Dataset) -> str:
-    counts = Counter(rows["positive"])
-    if not is_uneven(rows["positive"]):
-        return (
-            f"All {len(counts):,} documents are equally often positives. A prior changes nothing"
-            " and was left out."
-        )
-    return (
-        f"Trained with the prior of {len(counts):,} documents in {len(rows):,} pairs, of which the"
-        f" most frequent one has {max(counts.values()):,} (logQ correction). The model holds the"
-        " prior in its embeddings, so nothing has to be added when it is served."
-    )
-
-
-def _save_unless_worse(
-    trained: TrainedModel, output: Path, config: TrainConfig, held_out: str, base: str | None
-) -> TrainedModel:
-    verdict = trained.verdict
-    model = trained.trainer.model
-    if verdict is not None and verdict.is_worse and not config.keep_anyway:
-        logger.warning(
-            f"Nothing was saved to {output}. The last checkpoint remains: --resume"
-            " --keep-anyway (in Python resume=True, keep_anyway=True) saves its model."
-        )
-        return trained
-    figures = {"geometry": trained.geometry, "dev": verdict, "test": trained.confirmed}
-    ndcg = {} if verdict is None else {"before": verdict.pretrained, "after": verdict.saved.ndcg}
-    steps = {"before": 0, "after": trained.trainer.state.global_step}
-    for when, shown in trained.geometry.items():
-        shown = {"ndcg@10": ndcg[when], **shown} if ndcg else shown
-        RetrievalEvaluator().note(model, when, shown, steps[when])
-    width = output_width(model) or 0
-    trained_from = f"Trained from `{Path(base).name}`. " if base else ""
-    sections = {
-        f"Retrieval ({held_out})": verdict.to_markdown() if verdict else None,
-        "Retrieval (test)": trained.confirmed.to_markdown() if trained.confirmed else None,
-        "Size": f"{trained_from}An embedding takes {4 * width:,} bytes, and {width:,} as int8.",
-        "Document prior": trained.prior,
-        "Norms": trained.norm_warning,
-    }
-    decision = None if verdict is None else verdict.decision
-    save_trained(trained.trainer, output, figures, sections, decision, base)
-    if not config.keep_checkpoints:
-        shutil.rmtree(output / run_folder.WORK, ignore_errors=True)
-    return replace(trained, output=output)
-
-
-def save_trained(
-    trainer: SentenceTransformerTrainer,
-    output: Path,
-    figures: Mapping[str, object],
-    sections: Mapping[str, str | None],
-    decision: Decision | None = None,
-    base: str | None = None,
-) -> None:
-    """Writes the model, its card with further sections, ``training.json``, the decision, and the
-    hashes of the texts that it, and before it the base in a folder, has read."""
-    loss = cast(MagnitudeRankingLoss, trainer.loss)
-    rows = cast(Dataset, trainer.train_dataset)
-    # the card describes the loss again, with the exponents that it learned
-    card = trainer.model.model_card_data
-    card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
-    record = {"loss": type(loss).__name__, **loss.get_config_dict()}
-    record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
-    texts = [text for row in rows.take(4) for text in list(row.values())[:2]]
-    with run_folder.saved(trainer.model, output, "training.json", record, texts) as folder:
-        for title, text in sections.items():
-            if text:
-                add_section(folder / "README.md", f"### {title}\n\n{text}\n")
-        if decision is not None:
-            decision.save(folder)
-        write_memory(folder, rows, *filter(None, [base]))

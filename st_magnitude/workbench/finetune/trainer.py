@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from datasets import Dataset
 from sentence_transformers import (
@@ -40,12 +44,17 @@ from st_magnitude.training.run_folder import WORK
 from st_magnitude.training.stopping import refuse_diverged
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
-__all__ = ["is_uneven", "make_rows", "make_trainer", "reading"]
-__all__ += ["sampler_of", "train_copy", "trained_copy", "warn_of_left_out"]
+__all__ = ["TIMED_STEPS", "epochs_of", "is_uneven", "make_rows", "make_trainer", "reading"]
+__all__ += ["sampler_of", "seconds_per_step", "steps_of", "train_copy", "trained_copy"]
+__all__ += ["warn_of_left_out", "with_defaults"]
 
 logger = logging.getLogger(__name__)
 
 MANY_ROWS = 50_000  # above, small batches take a static table minutes
+RATE = 5e-5  # of the weights of an encoder
+STEPS = 40  # of an encoder, at the least, if these are at most MOST_EPOCHS
+MOST_EPOCHS = 8.0
+TIMED_STEPS = 3
 
 
 @contextmanager
@@ -88,17 +97,34 @@ def is_uneven(positives: Iterable[str]) -> bool:
     return len(set(Counter(positives).values())) > 1
 
 
-def _with_defaults(config: TrainConfig, model: SentenceTransformer, num_rows: int) -> TrainConfig:
+def with_defaults(config: TrainConfig, model: SentenceTransformer, num_rows: int) -> TrainConfig:
     """The settings with the defaults for a kind of model; of tables docs/research/known.md."""
     is_table = has_static_embedding_input(model)
     is_plain = config.loss == "cosine" and config.dims is None and config.temperatures is None
     defaults = {
-        "epochs": 3.0 if is_table else 1.0,
+        "epochs": 3.0 if is_table else epochs_of(config, num_rows),
         "batch_size": 512 if is_table and num_rows > MANY_ROWS else 32,
         "temperature": 0.1 if is_table and is_plain else None,
     }
     given = {name: value for name, value in vars(config).items() if value is not None}
     return TrainConfig(**defaults | given)
+
+
+def epochs_of(config: TrainConfig, num_rows: int) -> float:
+    """The epochs of the training of an encoder: by default those of at least `STEPS` steps, but at
+    most `MOST_EPOCHS`, and at least one."""
+    per_epoch = max(1, num_rows // (config.batch_size or 32))
+    if config.max_steps > 0:
+        return config.max_steps / per_epoch
+    if config.epochs is not None:
+        return config.epochs
+    return min(max(1.0, STEPS / per_epoch), MOST_EPOCHS)
+
+
+def steps_of(config: TrainConfig, num_rows: int) -> int:
+    """The steps of the training of an encoder."""
+    per_epoch = max(1, num_rows // (config.batch_size or 32))
+    return math.ceil(epochs_of(config, num_rows) * per_epoch)
 
 
 def make_trainer(
@@ -110,7 +136,7 @@ def make_trainer(
     saves: bool = True,
 ) -> SentenceTransformerTrainer:
     """The Trainer of a run, with a model fit for the loss. One that saves nothing shows nothing."""
-    config = _with_defaults(config, model, len(rows))
+    config = with_defaults(config, model, len(rows))
     card = model.model_card_data
     card.ir_model = True
     card.task_name = "semantic search and other retrieval tasks"
@@ -139,6 +165,13 @@ def make_trainer(
     if trainer.pop_callback(ProgressCallback):
         trainer.add_callback(_Progress)
     return trainer
+
+
+def _rate(model: SentenceTransformer) -> float:
+    """The default rate: that of the kind of model, but for the weights of an encoder, for which
+    short trainings want more."""
+    is_usual = has_static_embedding_input(model) or has_adapter(model)
+    return usual_rate(model) if is_usual else RATE
 
 
 class _Progress(ProgressCallback):
@@ -176,6 +209,29 @@ def trained_copy(
     trainer = train_copy(model, data, rows, config, output)
     refuse_diverged(trainer)
     return trainer.model
+
+
+def seconds_per_step(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    rows: Dataset,
+    config: TrainConfig,
+    output: Path,
+) -> float:
+    """How long a step of training takes, by a few steps of a copy."""
+    clock = _Clock()
+    train_copy(model, data, rows, config, output, clock)
+    return float(np.median(np.diff(clock.times)))
+
+
+class _Clock(TrainerCallback):
+    """The times at which steps end."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        self.times.append(time.perf_counter())
 
 
 def _cast_half_weights(model: SentenceTransformer) -> None:
@@ -238,9 +294,9 @@ class _Arguments(SentenceTransformerTrainingArguments):
 def _arguments(
     config: TrainConfig, rows: Dataset, output: Path, model: SentenceTransformer, saves: bool
 ) -> SentenceTransformerTrainingArguments:
+    is_table = has_static_embedding_input(model)
     roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
     prompts = {name: prompt_of(model, role) for name, role in roles.items() if config.prompts}
-    rate = config.learning_rate
     arguments = _Arguments(
         prompts={name: prompt for name, prompt in prompts.items() if prompt} or None,
         router_mapping=roles if any(isinstance(module, Router) for module in model) else {},
@@ -248,7 +304,7 @@ def _arguments(
         num_train_epochs=cast(float, config.epochs),
         max_steps=config.max_steps or -1,
         per_device_train_batch_size=cast(int, config.batch_size),
-        learning_rate=usual_rate(model) if rate is None else rate,
+        learning_rate=_rate(model) if config.learning_rate is None else config.learning_rate,
         warmup_steps=0.1,  # a share
         bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=model.device.type == "cpu",
@@ -260,7 +316,7 @@ def _arguments(
         seed=config.seed,
         report_to=[],
         save_strategy="steps" if saves else "no",
-        disable_tqdm=None if saves else True,
+        disable_tqdm=None if saves else is_table or not sys.stderr.isatty(),
     )
     _fit_batch(arguments, len(rows))
     return arguments

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,14 @@ from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
+from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.options import Options
 
-__all__ = ["Decision", "Fusion", "System", "decide", "fusions", "queries_that_show", "short_names"]
-__all__ += ["systems_of"]
+__all__ = ["DEPLOY", "HERE", "Decision", "Fusion", "System", "Way", "decide", "fusions"]
+__all__ += ["queries_that_show", "short_names", "systems_of"]
 
 DEPLOY = "deploy.json"  # in the folder of a model
+HERE = "."  # the model of that folder
 WITH_BM25 = " with BM25"
 WORTH = 0.5  # points of nDCG@10 that a less simple system has to gain
 POWER = 1.43  # (1.96 + .84) / 1.96: times half of an interval, the gain found in four of five draws
@@ -129,6 +131,8 @@ class System:
     exponent: float = 0.0  # of the documents of a model; 1 is cosine
     how: Fusion | str = ""  # with BM25: the fusion, or the tokens of BM25 alone
     confirm: Ranking | None = None  # of a model, for the queries that confirm
+    base: str = ""  # name of the model that was trained; empty for one as it comes
+    cost: Cost | None = None
 
     @property
     def tokens(self) -> str:
@@ -170,8 +174,16 @@ def systems_of(
         sums = fusions(model.ranking, lexical, model.exponent == 1.0)
         fused = Options.choose(sums, seed=seed)
         name = f"{model.name}{WITH_BM25}"
-        found += [model, System(name, fused.held_out, how=fused.value)]
+        found += [model, System(name, fused.held_out, how=fused.value, cost=model.cost)]
     return found
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a system searches, for the file of a decision."""
+
+    model: str  # `HERE`, or the folder or hub id of one elsewhere; empty for BM25 alone
+    how: Fusion | str  # with BM25: the fusion, or the tokens of BM25 alone
 
 
 @dataclass(frozen=True)
@@ -184,9 +196,10 @@ class Decision:
         how: Its fusion with BM25, or the tokens of BM25 alone, or "".
         over: Name of the best simpler system, or "".
         lead: The difference to that one.
-        is_trained: Whether it searches with the trained model.
+        model: Its model: that of the folder, or the name of one elsewhere. Empty for BM25.
         rival: Name of the best other system, which searches otherwise, or "".
         over_rival: The difference to that one.
+        systems: By name, all ways to search whose model is known.
     """
 
     name: str
@@ -194,9 +207,10 @@ class Decision:
     how: Fusion | str
     over: str
     lead: Difference | None
-    is_trained: bool = False
+    model: str = HERE
     rival: str = ""
     over_rival: Difference | None = None
+    systems: Mapping[str, Way] = field(default_factory=dict)
 
     def __str__(self) -> str:
         how = f" ({self.how})" if self.how else ""
@@ -211,6 +225,27 @@ class Decision:
             return f"{said}. It is simpler than {self.rival}, the best: {self.over_rival}."
         return f"{said}. Nothing else is better." if self.lead is None else f"{said}."
 
+    def placed(self, systems: Iterable[System], places: Mapping[str, str]) -> Decision:
+        """The decision with the ways to search that need BM25 alone, or a model with a place: the
+        folder, or the name of a model elsewhere."""
+        found = {
+            system.name: Way(places.get(system.model, ""), system.how)
+            for system in systems
+            if not system.model or system.model in places
+        }
+        model = found[self.name].model if self.name in found else self.name
+        return replace(self, model=model, systems=found)
+
+    def way(self, name: str | None = None) -> tuple[str, Way]:
+        """A system by its name, in small or capital letters, and by default the one to deploy."""
+        if name is None:
+            return self.name, Way(self.model, self.how)
+        for known, way in self.systems.items():
+            if known.casefold() == name.casefold():
+                return known, way
+        names = ", ".join(map(repr, self.systems)) or "none"
+        raise InputError(f"There is no system {name!r}; the folder knows {names}.")
+
     def save(self, folder: Path) -> None:
         """Writes the decision into the folder of a model."""
         text = json.dumps(to_plain(self), indent=2) + "\n"
@@ -224,14 +259,26 @@ class Decision:
             return None
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
-            how = known["how"]
-            known["how"] = how if isinstance(how, str) else Fusion(**how)
+            if known.get("is_trained") is False and known["name"] != "BM25":  # of older folders
+                known["model"] = known["name"]
+            known["how"] = _how(known["how"])
             for name in ("lead", "over_rival"):
-                known[name] = Difference(**known[name]) if known.get(name) else None
-            known.pop("beats_over", None)  # of older folders
-            return cls(**known)
+                known[name] = _read(Difference, known[name]) if known.get(name) else None
+            systems = known.get("systems", {}).items()
+            known["systems"] = {name: Way(of["model"], _how(of["how"])) for name, of in systems}
+            return _read(cls, known)
         except (AttributeError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: remove it, or train again.") from error
+
+
+def _read(kind: type[Any], known: Mapping[str, Any]) -> Any:
+    """A dataclass of a file, without what newer versions have written there."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in known.items() if name in names})
+
+
+def _how(known: str | Mapping[str, Any]) -> Fusion | str:
+    return known if isinstance(known, str) else cast(Fusion, _read(Fusion, known))
 
 
 def short_names(models: Collection[str]) -> dict[str, str]:

@@ -7,19 +7,12 @@ from dataclasses import dataclass, replace
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
-from st_magnitude.judge import Difference
 from st_magnitude.result import Result, Table
-from st_magnitude.workbench.judging.choice import System, queries_that_show
+from st_magnitude.workbench.judging.choice import System
+from st_magnitude.workbench.judging.copies import NO_COPIES, Copies
 from st_magnitude.workbench.judging.exam import DEPTH, Exam
 from st_magnitude.workbench.judging.folds import split_of
-from st_magnitude.workbench.judging.verdict import (
-    AFTER,
-    BEFORE,
-    Row,
-    Verdict,
-    row_of,
-    table_of,
-)
+from st_magnitude.workbench.judging.verdict import Row, Verdict, row_of, table_of
 
 __all__ = ["Confirmation", "confirm"]
 
@@ -30,9 +23,10 @@ class Confirmation(Result):
 
     split: str
     queries: int
-    # what is deployed, the best simpler search, the best other one, the pretrained model, and the
-    # classifier if the verdict has it
+    # what is deployed, the best simpler search, the best other one and the pretrained model, as far
+    # as their models were trained on all pairs, and the classifier if the verdict has it
     rows: tuple[Row, ...]
+    copies: Copies = NO_COPIES  # of training queries
 
     @property
     def where(self) -> str:
@@ -42,35 +36,11 @@ class Confirmation(Result):
         deployed, *others = self.rows
         said = f"On {self.where}, {deployed.name} has nDCG@10 {deployed.ndcg:.4f}"
         over = ", ".join(f"{row.gain} over {row.name}" for row in others)
-        return f"{said}: {over}." if over else f"{said}."
+        said += f": {over}." if over else "."
+        return f"{said} {self.copies}".strip()
 
     def tables(self) -> Iterable[Table | str]:
         yield table_of(self.where, self.rows)
-
-    def which_counts(self, verdict: Verdict) -> str:
-        """Where the gain over the pretrained model has another name in a verdict: which of the two
-        counts, and why."""
-        here, there = (_over_pretrained(found.rows) for found in (verdict, self))
-        if here is None or there is None or here.name == there.name:
-            return ""
-        if there.queries >= here.queries:
-            return f"This line counts, as none of the {self.split} queries chose anything."
-        said = (
-            "The verdict on held-out queries counts, as it rests on more of them"
-            f" ({here.queries:,} against {there.queries:,})."
-        )
-        needed = queries_that_show(there, here.mean) if here.mean else 0
-        if needed > there.queries:
-            said += (
-                f" To show {100 * abs(here.mean):.1f} points in four of five draws, the"
-                f" {self.split} split would need about {needed:,}."
-            )
-        return said
-
-
-def _over_pretrained(rows: Iterable[Row]) -> Difference | None:
-    """What is deployed minus the pretrained model; None if that is deployed."""
-    return next((row.gain for row in rows if row.name == BEFORE), None)
 
 
 def confirm(
@@ -78,27 +48,33 @@ def confirm(
 ) -> Confirmation | None:
     """What a verdict deploys, or the trained model, on the queries of an exam that confirm.
 
-    Next to it stand the systems that the decision names, the pretrained model and the classifier.
+    Next to it stand the systems that the decision names and the model that was trained, as far as
+    there are searches of their models, and the classifier.
     """
     if exam.confirm is None:
         return None
     data = exam.confirm.only(exam.confirm.query_ids)
-    rankings = {model.name: model.confirm for model in models}
+    rankings = {model.name: model.confirm for model in models if model.confirm is not None}
     systems = {model.name: model for model in models}
-    names = [AFTER, BEFORE]
-    if verdict is not None and verdict.decision is not None:
+    first = next(model for model in models if model.base)
+    names = [first.name, first.base]
+    if verdict is not None:
         decision = verdict.decision
         systems = {system.name: system for system in verdict.systems}
-        names = [decision.name, decision.over, decision.rival, BEFORE]
+        names = [verdict.name, verdict.base]
+        if decision is not None:
+            names = [decision.name, decision.over, decision.rival, verdict.base]
     lexical: dict[str, Ranking] = {}
     found = []
-    for name in filter(None, dict.fromkeys(names)):
-        system = systems[name]
+    for system in (systems[name] for name in dict.fromkeys(filter(None, names))):
+        if system.model and system.model not in rankings:
+            continue
         if (tokens := system.tokens) and tokens not in lexical:
             lexical[tokens] = LexicalIndex(data, TOKENS[tokens]).search(data, DEPTH)
         ranking = system.again(rankings.get(system.model), lexical.get(tokens))
         found.append(replace(system, ranking=ranking))
+    copies = Copies.of(found[0], found[-1], exam.near_copies, seed)
     if verdict is not None:
         found += verdict.controls.confirm(exam)
     rows = tuple(row_of(system, found[0], seed) for system in found)
-    return Confirmation(split_of(data), len(data.query_ids), rows)
+    return Confirmation(split_of(data), len(data.query_ids), rows, copies)

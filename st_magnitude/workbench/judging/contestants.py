@@ -18,6 +18,7 @@ from st_magnitude.evaluation.lexical import LARGE
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output
 from st_magnitude.workbench.judging.choice import System
+from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.exam import DEPTH, Exam
 
 __all__ = ["Contestant", "Encoded", "search", "task_of"]
@@ -31,11 +32,17 @@ class Contestant:
         name: Its name in tables.
         model: The model as it comes; None if it has to be trained.
         train: Returns a copy of it that was trained on data, such as those of a fold.
+        base: The name of the model that is trained.
+        cost: What it costs to serve.
+        folds: The number of folds, if the exam has any; by default those that it has.
     """
 
     name: str
     model: SentenceTransformer | None = None
     train: Callable[[RetrievalData], SentenceTransformer] | None = None
+    base: str = ""
+    cost: Cost | None = None
+    folds: int | None = None
 
 
 def search(contestant: Contestant, exam: Exam, exponent: float | None = None) -> System:
@@ -46,17 +53,19 @@ def search(contestant: Contestant, exam: Exam, exponent: float | None = None) ->
     """
     if contestant.train is None:
         model = cast(SentenceTransformer, contestant.model)
-        return Encoded.of(contestant.name, model, exam).system()
-    found = []
-    number = len(exam.folds)
-    shown = f"Training and measuring in {number} folds"
-    for train, asked in tqdm(exam.papers(), shown, number, disable=not number):
+        found = Encoded.of(contestant.name, model, exam).system()
+        return replace(found, base=contestant.base, cost=contestant.cost)
+    rankings = []
+    number = len(exam.in_folds(contestant.folds))
+    shown = f"Training and measuring {contestant.base or contestant.name} in {number} folds"
+    for train, asked in tqdm(exam.papers(contestant.folds), shown, number, disable=not number):
         task = task_of(contestant.train(train), asked)
         if exponent is not None:
             task = replace(task, similarity=Similarity(1.0, exponent))
-        found.append(task.search(DEPTH))
-    ranking = Ranking.joined(cast(RetrievalData, exam.judged), found)
-    return System(contestant.name, ranking, float(task.similarity.exponents[1]))
+        rankings.append(task.search(DEPTH))
+    ranking = Ranking.joined(cast(RetrievalData, exam.judged), rankings)
+    used = float(task.similarity.exponents[1])
+    return System(contestant.name, ranking, used, base=contestant.base, cost=contestant.cost)
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,11 @@ class Encoded:
         judges = None if exam.judged is None else task_of(model, exam.judged)
         confirms = None if exam.confirm is None else task_of(model, exam.confirm, judges)
         return cls(name, judges, confirms)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any query judges or confirms."""
+        return self.judges is not None or self.confirms is not None
 
     def system(self, exponent: float | None = None) -> System:
         """Its searches, by a document exponent or as it is scored. Where nobody judges, those for

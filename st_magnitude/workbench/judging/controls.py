@@ -16,6 +16,7 @@ from sklearn.svm import LinearSVC
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.lexical import TOKENS, bm25_run, grams, words
+from st_magnitude.result import shortened
 from st_magnitude.workbench.judging.choice import System
 from st_magnitude.workbench.judging.exam import DEPTH, Exam
 from st_magnitude.workbench.judging.options import Options
@@ -130,18 +131,24 @@ def classifier_rankings(
 
 
 def _names_classes(rows: Dataset, train: RetrievalData) -> bool:
+    """Whether documents are names of classes. Where most have as many queries as such names, the
+    log says what is against it."""
+    documents = {*train.corpus.values()}
     counts = Counter(rows["positive"])
-    if {*train.corpus.values()} != counts.keys() or min(counts.values()) < FEWEST:
+    few = sorted(document for document in documents if counts[document] < FEWEST)
+    if len(documents) < 2 or 2 * len(few) > len(documents):
         return False
-    if len(counts) < 2 or len({*rows["anchor"]}) < len(rows):
-        return False
-    if len(counts) * len(rows) > MOST_WORK:
-        logger.warning(
-            f"A linear classifier of words is not measured, as {len(counts):,} classes of"
-            f" {len(rows):,} queries would take it long."
-        )
-        return False
-    return any(map(words, rows["anchor"]))
+    why = ""
+    if few:
+        why = f"{len(few):,} of {len(documents):,} documents have fewer than {FEWEST} training"
+        why += f" queries, such as {shortened(few[0], 40)!r}"
+    elif len({*rows["anchor"]}) < len(rows):
+        why = "some queries have several answers"
+    elif len(documents) * len(rows) > MOST_WORK:
+        why = f"{len(documents):,} classes of {len(rows):,} queries would take it long"
+    if why:
+        logger.warning(f"A linear classifier of words is not measured, as {why}.")
+    return not why and any(map(words, rows["anchor"]))
 
 
 def _tokens(text: str) -> list[str]:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast
 
 from sentence_transformers import SentenceTransformer
@@ -14,6 +15,7 @@ from sentence_transformers.base.losses import has_static_embedding_input
 from st_magnitude._checks import InputError
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.workbench.files.pairs import Splits
+from st_magnitude.workbench.judging.copies import near_copies
 from st_magnitude.workbench.judging.folds import (
     DEFAULT_FOLDS,
     folds_of,
@@ -41,6 +43,7 @@ class Exam:
     confirm: RetrievalData | None = None  # measured once, with what is deployed
     answers: Collection[str] = ()  # ids of documents that answer a query of any split
     notes: tuple[str, ...] = ()  # sentences for the user
+    seed: int = 0  # of the folds
 
     @classmethod
     def of(
@@ -53,13 +56,15 @@ class Exam:
         choose: str | None = None,
         confirm: str | None = None,
         folds: int | None = None,
+        most: int | None = None,
         seed: int = 0,
     ) -> Exam:
         """The exam of a model, of which only the kind counts. No query judges that a model of the
         folders has read: its own, if it has one, and those of others next to it.
 
         Where the split that judges is missing or was drawn at random, folds of the training queries
-        judge, by default five for a static table. With ``choose``, queries are held out for any
+        judge, by default five for a static table, and for all models if there are at most ``most``
+        queries. With ``choose``, queries are held out for any
         other split that is missing.
 
         Raises:
@@ -84,14 +89,17 @@ class Exam:
         in_folds: list[set[str]] = []
         if judged is None or (name == judge and judge in splits.drawn):
             whole = training if judged is None else training.joined(splits[judge])
-            rest, in_folds = _in_folds(whole, model, folders, folds, seed)
+            if most is None:
+                most = MOST_QUERIES if has_static_embedding_input(model) else 0
+            rest, in_folds = _in_folds(whole, most, folders, folds, seed)
+            if in_folds and (choose is not None or judged is not None):
+                which = f"of {train} and {judge}" if choose is None else f"outside of {choose}"
+                notes.append(
+                    f"The {len(rest.query_ids):,} queries {which} judge the result, held out in"
+                    f" {len(in_folds)} folds."
+                )
             if in_folds:
                 training, judged = whole, rest
-            if in_folds and choose is not None:
-                notes.append(
-                    f"The {len(rest.query_ids):,} queries outside of {choose} judge the result,"
-                    f" held out in {len(in_folds)} folds."
-                )
         if judged is None and choose is not None:
             training, judged = _held_out(training, judge, folders, seed, notes)
         confirmed = None if confirm is None else unread(splits[confirm], *folders)
@@ -104,15 +112,27 @@ class Exam:
             for document in set().union(*data.relevant.values())
             if training.corpus.get(document) == data.corpus[document]
         }
-        return cls(training, judged, in_folds, chooses, confirmed, answers, tuple(notes))
+        return cls(training, judged, in_folds, chooses, confirmed, answers, tuple(notes), seed)
 
-    def papers(self) -> Iterator[tuple[RetrievalData, RetrievalData]]:
+    def in_folds(self, number: int | None = None) -> Sequence[set[str]]:
+        """The folds, or so many others of the same queries if there are any."""
+        if not self.folds or number is None or number == len(self.folds):
+            return self.folds
+        return folds_of(cast(RetrievalData, self.judged), number, self.seed)
+
+    def papers(self, number: int | None = None) -> Iterator[tuple[RetrievalData, RetrievalData]]:
         """The data to train on and the queries that judge, for each fold if there are any."""
         if not self.folds and self.judged is not None:
             yield self.train, self.judged
-        for fold in self.folds:
+        for fold in self.in_folds(number):
             asked = cast(RetrievalData, self.judged).only(fold)
             yield self.train.only(self.train.queries.keys() - fold).apart_from(asked), asked
+
+    @cached_property
+    def near_copies(self) -> set[str]:
+        """Ids of the queries that judge or confirm, and equal a training query up to a word."""
+        papers = [*self.papers(), (self.train, self.confirm)]
+        return set().union(*(near_copies(train, asked) for train, asked in papers if asked))
 
     @property
     def where(self) -> str:
@@ -125,7 +145,7 @@ class Exam:
 
 def _in_folds(
     data: RetrievalData,
-    model: SentenceTransformer,
+    most: int,
     folders: Sequence[str],
     wanted: int | None,
     seed: int,
@@ -134,12 +154,11 @@ def _in_folds(
     is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if wanted and not is_alone:
         raise InputError(f"{wanted} folds train one after another: start one process.")
-    is_table = has_static_embedding_input(model)
-    if wanted == 0 or not is_alone or (wanted is None and not is_table):
+    if wanted == 0 or not is_alone or (wanted is None and not most):
         return data, []
     data = unread(data, *folders)
     different = number_of_different(data) if data.relevant else 0
-    if wanted is None and not 2 * DEFAULT_FOLDS <= different <= MOST_QUERIES:
+    if wanted is None and not 2 * DEFAULT_FOLDS <= different <= most:
         return data, []
     number = wanted or DEFAULT_FOLDS
     if not 2 <= number <= different:

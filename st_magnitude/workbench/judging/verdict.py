@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from st_magnitude._checks import counted
@@ -21,11 +21,14 @@ from st_magnitude.workbench.judging.choice import (
     systems_of,
 )
 from st_magnitude.workbench.judging.controls import CLASSIFIER, Controls
+from st_magnitude.workbench.judging.copies import NO_COPIES, Copies
+from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.exam import Exam
 from st_magnitude.workbench.judging.folds import number_of_different
 
 __all__ = ["AFTER", "BEFORE", "Row", "Scored", "Scoring", "Verdict"]
-__all__ += ["nothing_to_deploy", "row_of", "scored_of", "scoring_name", "table_of", "verdict_of"]
+__all__ += ["nothing_to_deploy", "row_of", "scored_of", "scoring_name", "table_of", "trained_of"]
+__all__ += ["verdict_of"]
 
 BEFORE = "the pretrained model"
 AFTER = "the trained model"
@@ -73,14 +76,27 @@ class Row:
     name: str
     ndcg: float
     gain: Difference | None  # of what is deployed over this search; None for what is deployed
+    cost: Cost | None = None  # of its model
 
 
 def table_of(where: str, rows: Iterable[Row], deployed: str = "", note: str = "") -> Table:
-    """The rows, next to what is deployed, or to another one of a name."""
+    """The rows, next to what is deployed, or to another one of a name, with the costs to serve if
+    they are known."""
     mark = "" if deployed else "deployed"
-    cells = [[row.name, row.ndcg, mark if row.gain is None else row.gain] for row in rows]
+    rows = list(rows)
+    cells = [[row.name, row.ndcg, mark if row.gain is None else str(row.gain)] for row in rows]
     columns = ["search", "nDCG@10", f"{deployed or 'what is deployed'} over it"]
-    return Table(columns, cells, f"nDCG@10 on {where}", note)
+    title = f"nDCG@10 on {where}"
+    if any(row.cost for row in rows):
+        columns = ["search", "nDCG@10", f"{deployed or 'deployed'} over it", "ms", "docs/s", "MB"]
+        for row, line in zip(rows, cells, strict=True):
+            line[2] = str(line[2]).replace(" points", "")
+            line += row.cost.cells if row.cost else ["-"] * 3
+        title += (
+            ", with differences in points; milliseconds to encode a query, documents encoded in a"
+            " second, megabytes of weights and embeddings"
+        )
+    return Table(columns, cells, title, note)
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,8 @@ class Verdict(Result):
     no_control: str = ""  # why BM25 is none, in a sentence
     scoring: Scoring | None = None  # if these queries could choose one
     name: str = AFTER
+    base: str = BEFORE
+    copies: Copies = NO_COPIES  # of training queries
     # all ways to search, the simplest first
     systems: tuple[System, ...] = field(default=(), repr=False, compare=False, metadata=UNSAVED)
     controls: Controls = field(default=NONE, repr=False, compare=False, metadata=UNSAVED)
@@ -131,8 +149,9 @@ class Verdict(Result):
     @property
     def headline(self) -> str:
         """Better, worse or no clear difference, by how much and on how many queries."""
-        said = f"{self.saved.gain.name}: {self.saved.gain} of nDCG@10 against the pretrained model"
-        return f"{said}, on {self.where}. {self._about_bm25}".strip()
+        said = f"{self.saved.gain.name}: {self.saved.gain} of nDCG@10 against {self.base}"
+        parts = (f"{said}, on {self.where}.", self.copies, self._about_bm25)
+        return " ".join(filter(None, map(str, parts)))
 
     def advice(self) -> str:
         """Recommended next steps; none where nothing was found."""
@@ -181,6 +200,12 @@ class Verdict(Result):
             " no training queries."
         )
 
+    def placed(self, places: Mapping[str, str]) -> Verdict:
+        """The verdict with `Decision.placed`, by the names of models."""
+        if self.decision is None:
+            return self
+        return replace(self, decision=self.decision.placed(self.systems, places))
+
     def to_dict(self) -> dict[str, object]:
         figures = {"queries": self.saved.gain.queries, "pretrained": self.pretrained}
         return figures | super().to_dict()
@@ -190,7 +215,7 @@ class Verdict(Result):
         yield table_of(self.where, self.rows, reference, self.no_control)
         found = {system.name: system.ranking for system in self.systems}
         if found:
-            yield from _changes(found[BEFORE], found[self.name])
+            yield from _changes(found[self.base], found[self.name])
 
 
 def scored_of(model: System, before: System, seed: int = 0) -> Scored:
@@ -199,36 +224,45 @@ def scored_of(model: System, before: System, seed: int = 0) -> Scored:
     return Scored(model.exponent, model.ranking.mean, gain)
 
 
+def trained_of(models: Sequence[System], deployed: System) -> System:
+    """The trained model that a verdict is about: of what is deployed, of the pretrained model that
+    is deployed, or the best one."""
+    trained = sorted(filter(lambda one: one.base, models), key=lambda one: -one.ranking.mean)
+    related = [one for one in trained if deployed.model in (one.name, one.base)]
+    return (related or trained)[0]
+
+
 def verdict_of(
     exam: Exam,
-    before: System,
-    after: System,
-    also: Sequence[System] = (),
+    models: Sequence[System],
     *,
     shown: Sequence[System] = (),
-    scoring: Scoring | None = None,
+    scorings: Mapping[str, Scoring] | None = None,
     seed: int = 0,
     worth: float = WORTH,
     decides: bool = True,
 ) -> Verdict:
-    """The verdict on a trained model, next to the controls of an exam.
+    """The verdict on models, of which at least one was trained, next to the controls of an exam.
 
     Args:
-        also: Other models to weigh.
+        models: All models, the simplest first; the base of a trained one is among them.
         shown: Further rows of the table, which are not weighed.
+        scorings: The exponents of trained models, by name, that the queries could choose.
         worth: Points that a less simple system has to gain (`decide`).
         decides: Whether to decide what to deploy.
     """
     controls = Controls.of(exam, seed)
-    systems = systems_of([before, after, *also], controls.lexical, seed)
+    systems = systems_of(models, controls.lexical, seed)
     found = {system.name: system for system in systems}
     nothing = _nothing(systems, seed)
     decision = training = None
-    deployed = after
+    best = max(models, key=lambda one: one.ranking.mean)
+    deployed = after = trained_of(models, best)
     if decides and not nothing:
         decision = decide(systems, seed, worth)
         deployed = found[decision.name]
-        decision = replace(decision, is_trained=deployed.model == after.name)
+        after = trained_of(models, deployed if deployed.model else best)
+    before = found[after.base]
     if isinstance(deployed.how, Fusion) and deployed.model in (after.name, before.name):
         pair = [found[f"{model.name}{WITH_BM25}"].ranking for model in (after, before)]
         training = pair[0].minus(pair[1], seed=seed)
@@ -237,8 +271,11 @@ def verdict_of(
         over_bm25 = after.ranking.minus(found["BM25"].ranking, seed=seed)
     saved = scored_of(after, before, seed)
     label = f"{after.name}, {saved.name}{' (saved)' if shown else ''}"
-    others = [one for one in systems if one is not before and one is not after]
-    rows = [before, replace(after, name=label), *shown, *others, *controls.systems]
+    bases = {one.base for one in models}
+    pairs = [one for one in models if one.base or one.name in bases]
+    others = [one for one in systems if one not in pairs]
+    labelled = [replace(one, name=label) if one is after else one for one in pairs]
+    rows = [*labelled, *shown, *others, *controls.systems]
     return Verdict(
         rows=tuple(row_of(system, deployed, seed) for system in rows),
         saved=saved,
@@ -248,8 +285,10 @@ def verdict_of(
         training=training,
         over_bm25=over_bm25,
         no_control=controls.no_control,
-        scoring=scoring,
+        scoring=(scorings or {}).get(after.name),
         name=after.name,
+        base=before.name,
+        copies=Copies.of(after, before, exam.near_copies, seed),
         systems=tuple(systems),
         controls=controls,
     )
@@ -260,7 +299,7 @@ def row_of(system: System, deployed: System, seed: int = 0) -> Row:
     of = "" if system.model else f" of {system.tokens}"
     is_deployed = system.ranking is deployed.ranking
     gain = None if is_deployed else deployed.ranking.minus(system.ranking, seed=seed)
-    return Row(f"{system.name}{of}", system.ranking.mean, gain)
+    return Row(f"{system.name}{of}", system.ranking.mean, gain, system.cost)
 
 
 def _nothing(systems: Sequence[System], seed: int) -> str:

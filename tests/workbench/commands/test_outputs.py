@@ -1,6 +1,5 @@
 """No command writes where its input is, or over what it did not write."""
 
-import itertools
 import os
 
 import pytest
@@ -70,7 +69,7 @@ FILE_OPTIONS = [(c, x.name) for c in COMMANDS for x in COMMANDS[c].params if x.m
 
 
 @pytest.mark.parametrize(
-    ("command", "output"), itertools.chain(FILE_OPTIONS, {(c, o) for c, o, _ in PAIRS})
+    ("command", "output"), sorted({*FILE_OPTIONS, *((c, o) for c, o, _ in PAIRS)})
 )
 def test_a_file_of_others_is_not_replaced(command, output, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")

@@ -1,6 +1,8 @@
 """From a file of pairs to a verdict, a retriever and a look at what it finds."""
 
+import copy
 import csv
+import json
 import re
 
 import pytest
@@ -13,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 import st_magnitude as stm
 from st_magnitude.evaluation import bm25_run
 from st_magnitude.result import to_plain
-from st_magnitude.workbench.judging.choice import Decision, Fusion
+from st_magnitude.workbench.judging.choice import Decision, Fusion, Way
 
 COLOURS = ["red", "green", "blue", "white", "black", "amber", "violet", "grey"]
 THINGS = ["door", "roof", "wall", "lamp", "chair", "table", "shelf", "fence"]
@@ -36,7 +38,7 @@ def pairs(tmp_path):
 def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     output = tmp_path / "out"
     options = {"confirm": "test", "save_data": tmp_path / "data"}
-    said = invoke("train", data=pairs, output=output, **options).output
+    said = invoke("train", data=pairs, model="wordllama", output=output, **options).output
     assert (tmp_path / "data" / "qrels" / "dev.tsv").exists()
     assert "'loss':" not in said
     modes = {path.stat().st_mode & 0o777 for path in output.rglob("*") if path.is_file()}
@@ -75,8 +77,9 @@ def recommended(tmp_path):
     rows = ["question,document", "tea cup,tea", "tea cup,cup cup cup", "cup,the cup"]
     (tmp_path / "pairs.csv").write_text("\n".join(rows))
 
-    def decide(name, how, is_trained):
-        Decision(name, 0.5, how, "", None, is_trained).save(tmp_path / "model")
+    def decide(name, how, model):
+        ways = {"the model": Way(".", ""), "BM25": Way("", "words"), name: Way(model, how)}
+        Decision(name, 0.5, how, "", None, model, systems=ways).save(tmp_path / "model")
 
     return tmp_path / "model", tmp_path / "pairs.csv", decide
 
@@ -85,26 +88,31 @@ HALF = Fusion(0.5, 1.0, 2.0, "words")
 
 
 @pytest.mark.parametrize(
-    ("decision", "only", "weight", "said"),
+    ("decision", "system", "weight", "said"),
     [
         (None, None, 1.0, ""),
-        (("the trained model", "", True), None, 1.0, ""),
-        (("the trained model with BM25", HALF, True), None, 0.5, "0.5 model + 0.5 BM25 of words"),
-        (("the trained model with BM25", HALF, True), "model", 1.0, ""),
-        (("the trained model with BM25", HALF, True), "bm25", 0.0, ""),
-        (("BM25", "words", False), None, 0.0, "Searching with BM25 (words), as recommended"),
-        (("the pretrained model", "", False), None, 1.0, "although the pretrained model is"),
-        (None, "bm25", 0.0, ""),
+        (("the trained model", "", "."), None, 1.0, ""),
+        (("the trained one with BM25", HALF, "."), None, 0.5, "0.5 model + 0.5 BM25 of words"),
+        (("the trained one with BM25", HALF, "."), "the model", 1.0, ""),
+        (("the trained one with BM25", HALF, "."), "bm25", 0.0, "Searching with BM25 (words)."),
+        (("BM25", "words", ""), None, 0.0, "Searching with BM25 (words), as recommended"),
+        (("another", "", "{elsewhere}"), None, 1.0, "Searching with another, as recommended"),
+        (("another", HALF, "{elsewhere}"), "another", 0.5, "Searching with another (0.5 model"),
     ],
 )
-def test_search_uses_what_was_recommended(recommended, decision, only, weight, said):
+def test_search_uses_what_was_recommended(recommended, decision, system, weight, said):
     model, file, decide = recommended
     if decision is not None:
-        decide(*decision)
-    options = {"data": file} | ({"only": only} if only else {})
+        name, how, place = decision
+        if place == "{elsewhere}":
+            place = str(model.rename(model.with_name("elsewhere")))
+            bag(["other"]).save_pretrained(str(model))
+        decide(name, how, place)
+    options = {"data": file} | ({"system": system} if system else {})
     found = figures("search", model, "tea cup", **options)["found"]
     data = stm.load_splits(file)["train"].asking(["tea cup"])
-    dense = stm.encode(stm.load(model), data, "cosine", only=["tea cup"]).search()
+    used = place if decision is not None and place not in (".", "") else model
+    dense = stm.encode(stm.load(used), data, "cosine", only=["tea cup"]).search()
     lexical = bm25_run(data)
     fused = Fusion(weight, 1.0, 2.0, "words")(dense, lexical)
     expected = [(document, pytest.approx(score)) for document, score in fused["tea cup"].items()]
@@ -118,7 +126,7 @@ def test_search_uses_what_was_recommended(recommended, decision, only, weight, s
 def test_short_texts_are_found_and_an_empty_ranking_says_why(recommended, tokens):
     model, file, decide = recommended
     file.write_text("question,document\nVPN?,vpn\nC++?,c++\ncup,the cup")
-    decide("BM25", tokens, False)
+    decide("BM25", tokens, "")
     for question, first in (("VPN", "vpn"), ("c++", "c++"), ("cup", "the cup")):
         said = invoke("search", model, question, data=file).output
         assert re.search(rf"^ +1 .* {re.escape(first)}$", said, re.MULTILINE)
@@ -146,6 +154,36 @@ def test_a_damaged_decision_is_refused(recommended):
     model, file, _ = recommended
     (model / "deploy.json").write_text("{}")
     assert "deploy.json is damaged" in refusal("search", model, "tea", data=file)
+
+
+def test_a_system_that_the_folder_lacks_is_refused_by_name(recommended):
+    model, file, decide = recommended
+    said = refusal("search", model, "tea", data=file, system="BM25")
+    assert "has no deploy.json, so 'BM25' is unknown there" in said
+    decide("the trained one", "", ".")
+    said = refusal("search", model, "tea", data=file, system="BM52")
+    assert "There is no system 'BM52'; the folder knows 'the model', 'BM25'" in said
+    decide("gone", "", str(model / "gone"))
+    assert "deploys 'gone' with a model elsewhere. There is no" in refusal(
+        "search", model, "tea", data=file
+    )
+
+
+def test_what_a_newer_version_has_written_is_left_out(recommended):
+    """And the pretrained model of an older one, which the folder does not hold, is refused."""
+    model, file, decide = recommended
+    decide("the trained one with BM25", HALF, ".")
+    path = model / "deploy.json"
+    known = json.loads(path.read_text())
+    more = copy.deepcopy(known) | {"news": 1, "how": known["how"] | {"news": 1}}
+    more["systems"]["BM25"]["news"] = 1
+    path.write_text(json.dumps(more))
+    assert to_plain(Decision.load(model)) == known
+    old = {"name": "the pretrained model", "ndcg": 0.5, "how": "", "over": "", "lead": None}
+    path.write_text(json.dumps(old | {"is_trained": False, "beats_over": True}))
+    assert "deploys 'the pretrained model' with a model elsewhere" in refusal(
+        "search", model, "tea", data=file
+    )
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])

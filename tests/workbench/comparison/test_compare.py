@@ -21,13 +21,15 @@ from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
+from st_magnitude.surgery.vocabulary import remembered_tokens
 from st_magnitude.workbench.comparison import compare as compare_module
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
 from st_magnitude.workbench.comparison.trials import Trials, exam_of
-from st_magnitude.workbench.finetune.train import train
-from st_magnitude.workbench.judging.choice import Decision
-from st_magnitude.workbench.judging.verdict import Scored, Verdict
+from st_magnitude.workbench.finetune.train import TrainConfig, train
+from st_magnitude.workbench.finetune.trainer import make_trainer
+from st_magnitude.workbench.judging.choice import Decision, System
+from st_magnitude.workbench.judging.verdict import BEFORE, Scored, Verdict
 
 THINGS = (
     "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
@@ -68,16 +70,37 @@ def model_path(tmp_path_factory, small_static):
     return place
 
 
+@pytest.mark.parametrize("is_static", [True, False])
 @pytest.mark.parametrize("config", [CompareConfig(), SMALL, CompareConfig(losses=["dot"])])
-def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config):
-    grid = grid_of(config, is_static=True)
+def test_every_loss_has_each_setting_before_the_next_and_cosine_is_first(config, is_static):
+    grid = grid_of(config, is_static)
+    losses = list(dict.fromkeys(c.loss for c in grid))
+    assert losses[0] == "cosine"
     settings = [(c.temperature, c.learning_rate) for c in grid if c.loss == "cosine"]
-    for loss in {c.loss for c in grid}:
-        assert [(c.temperature, c.learning_rate) for c in grid if c.loss == loss] == settings
-    rates = [c.learning_rate for c in grid if c.temperature == grid[0].temperature]
-    assert [c.learning_rate for c in grid[: len({*rates})]] == list(dict.fromkeys(rates))
-    for i, candidate in enumerate(grid):  # at whichever candidate the time is up
-        assert Candidate("cosine", candidate.temperature, candidate.learning_rate) in grid[: i + 1]
+    assert grid == [Candidate(loss, *setting) for setting in settings for loss in losses]
+    assert len({*settings}) == len(settings)
+    rates = list(dict.fromkeys(rate for _, rate in settings))
+    assert [rate for _, rate in settings[: len(rates)]] == rates
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_the_defaults_of_train_are_the_first_candidate(folder, model_path, tmp_path, steps):
+    base = stm.load(model_path)
+    config = CompareConfig(max_steps=steps)
+    trials = Trials(base, exam(folder, config), config)
+    found = trials.grid[0].settings(config, trials.rungs[-1])
+    with remembered_tokens(base):
+        trainers = [
+            make_trainer(base, trials.exam.train, trials.rows, given, tmp_path, saves=False)
+            for given in (found, TrainConfig(max_steps=steps or -1))
+        ]
+    ours, usual = (trainer.args.to_dict() for trainer in trainers)
+    assert {name for name in usual if ours[name] != usual[name]} <= {"max_steps", "logging_dir"}
+    if steps is None:
+        of_epoch = len(trainers[1].get_train_dataloader())
+        assert ours["max_steps"] == math.ceil(usual["num_train_epochs"] * of_epoch)
+    ours, usual = (trainer.loss.get_config_dict() for trainer in trainers)
+    assert ours == usual
 
 
 @pytest.mark.parametrize(
@@ -220,8 +243,8 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
         found = stm.encode(stm.load(str(path)), part(2)).search(10).mean
         assert found == pytest.approx(ndcg, abs=1e-9)
     assert stm.load(str(output / "model")).truncate_dim == 8
-    row = f"| {figures['winner']}, cosine (saved) | {test['saved']['ndcg']:.4f} |"
-    assert row in (output / "model" / "README.md").read_text()
+    row = f"| {figures['winner']}, cosine | {test['saved']['ndcg']:.4f} |"
+    assert row in (output / "model" / "README.md").read_text().replace(" (saved)", "")
     decision = Decision.load(output / "model")
     assert to_plain(decision) == test["decision"]
     options = {"data": folder, "model": model_path, "output": output / "again"}
@@ -280,27 +303,56 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert clock[0] == 40
     assert (result.left_out, result.not_compared) == (3, ("qnorm",))
-    # two and their second seeds take 160 s, and a fifth is for chance: 192 s
-    assert result.budget_needed == "4m"
+    # two take 80 s, and a fifth is for chance
+    assert result.budget_needed == "2m"
     said = " ".join(str(result).split())
     assert "Nothing is recommended: the budget was over after one candidate" in said
-    assert "--budget 4m at least two are compared" in said
+    assert "--budget 2m holds all steps of a candidate of each loss" in said
     assert result.to_dict()["winner"] is None
     assert (result.test.decision, result.train_options) == (None, "")
     assert not (tmp_path / "out" / "model" / "deploy.json").exists()
     assert not re.search("Deploy|Train with|Train again|what is deployed", said)
 
 
-@pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (5.0, 30), (50.0, 10)])
+@pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (10.0, 30), (50.0, 10)])
 def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
-    """Of steps that take so many seconds."""
+    """Of two losses, whose steps take so many seconds."""
     trials = SimpleNamespace(rungs=[13, 40], config=replace(SMALL, budget="600s"))
     trials.exam = SimpleNamespace(folds=())
+    trials.grid = grid_of(SMALL, is_static=True)
     trials.seconds_per_step = lambda _: pace
     said, now = [], time.perf_counter()
     run = compare_module._Run(trials, tmp_path, 0.5, [], 0.0, now, said.append)
     assert run.plan(0.0) == pytest.approx(steps, abs=1)
-    assert any("600s are for 2 candidates" in line for line in said) == (steps is not None)
+    assert any("600s are for a candidate of each" in line for line in said) == (steps is not None)
+
+
+@pytest.mark.parametrize("folds", [0, 5])
+def test_a_budget_is_used_up_and_kept(folder, model_path, tmp_path, monkeypatch, folds):
+    """Each training takes 10 s, and so does one in a fold."""
+    clock, train, judge = [0.0], Trials.train, Trials.judge
+    monkeypatch.setattr(compare_module.time, "perf_counter", lambda: clock[0])
+
+    def slow(*arguments):
+        clock[0] += 10
+        return replace(train(*arguments), seconds=10.0)
+
+    def judged(*arguments):
+        clock[0] += 10 * folds
+        return judge(*arguments)
+
+    monkeypatch.setattr(Trials, "train", slow)
+    monkeypatch.setattr(Trials, "judge", judged)
+    # in folds, the test takes 50 s, or 100 s if the first candidate is not plain cosine
+    config = replace(SMALL, budget=f"{70 + 20 * folds}s", temperatures=[0.05, 0.1, 0.2, 0.02])
+    data = RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}) if folds else folder
+    result = stm.compare(model_path, data, tmp_path / "out", config, say=str)
+    assert bool(folds) == ("folds" in result.test.where)
+    assert result.not_compared == ()
+    number = 6 if not folds or result.over_cosine else 8
+    assert len(result.candidates) == number
+    assert ("The budget held 6 of 8 candidates." in result.recommendation) == (number == 6)
+    assert clock[0] <= 70 + 20 * folds
 
 
 def test_a_budget_cuts_steps_and_says_so(folder, model_path, tmp_path, monkeypatch):
@@ -327,66 +379,38 @@ def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_pa
         stm.compare(model_path, folder, tmp_path / "out", SMALL)
 
 
-@pytest.mark.parametrize(("second", "seeds"), [(0.5, [None, None, 1, 1]), (0.1, [None, None])])
-def test_a_second_seed_decides_where_dev_does_not(
-    folder, model_path, tmp_path, monkeypatch, second, seeds
+@pytest.mark.parametrize("finds", [True, False])
+def test_plain_cosine_at_its_best_setting_on_dev_is_the_control(
+    folder, model_path, tmp_path, monkeypatch, finds
 ):
-    """The first candidate has the better first seed, and the other the better second one."""
-    train, seen = Trials.train, []
-
-    def fixed(self, candidate, rungs, goes_on, folder, seed=None):
-        seen.append(seed)
-        ndcg = {(0.05, None): 0.52, (0.1, None): second, (0.05, 1): 0.3, (0.1, 1): 0.6}
-        value = ndcg[candidate.temperature, seed]
-        entry = train(self, candidate, rungs, goes_on, folder, seed)
-        return replace(entry, curve=[(rungs[-1], value)], ndcg=[value] * 60)
-
-    monkeypatch.setattr(Trials, "train", fixed)
-    config = replace(SMALL, losses=["cosine"])
-    result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
-    assert seen == seeds
-    assert result.first.candidate.temperature == (0.1 if len(seeds) == 4 else 0.05)
-    assert ("a second seed gave 0.6000" in " ".join(str(result).split())) == (len(seeds) == 4)
-    assert result.to_dict()["candidates"][0]["second_seed"] == (0.6 if len(seeds) == 4 else None)
-
-
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_each_cosine_that_dev_does_not_tell_from_the_best_is_a_control(
-    folder, model_path, tmp_path, monkeypatch, is_tied
-):
-    """On test qnorm and the second cosine find all, and the cosine that is best on dev little."""
+    """On test qnorm finds all, and the cosine that is best on dev does so, too, or little."""
     train = Trials.train
-    dev = {("cosine", 0.05): [0.6, 0.5], ("cosine", 0.1): [0.4, 0.6 if is_tied else 0.4]}
-    dev |= {("qnorm", 0.05): [1.0, 0.12], ("qnorm", 0.1): [0.1, 0.1]}
+    dev = {("cosine", 0.05): 0.4, ("cosine", 0.1): 0.5, ("qnorm", 0.05): 0.6, ("qnorm", 0.1): 0.1}
 
-    def fixed(self, candidate, rungs, is_kept, folder, seed=None):
-        entry = train(self, candidate, rungs, lambda *_: seed is None, folder, seed)
-        values = 30 * dev[candidate.loss, candidate.temperature]
-        mean = sum(values) / 60
-        if seed is not None and candidate.loss == "cosine":  # of which the other one is better
-            mean = 5 * candidate.temperature
-        return replace(entry, curve=[(rungs[-1], mean)], ndcg=values)
+    def fixed(self, candidate, rungs, is_kept, folder):
+        entry = train(self, candidate, rungs, lambda *_: True, folder)
+        value = dev[candidate.loss, candidate.temperature]
+        return replace(entry, curve=[(rungs[-1], value)])
 
     def judged(self, entry, folder):
         model = stm.load(model_path)
-        if (entry.candidate.loss, entry.candidate.temperature) == ("cosine", 0.05):
+        if entry.candidate.loss == "cosine" and not finds:
             model[0].embedding.weight.data[:, 2:] = 0
-        return stm.encode(model, self.test).search(100)
+        ranking = stm.encode(model, self.test).search(100)
+        return System(entry.name, ranking, entry.exponent, base=BEFORE)
 
     monkeypatch.setattr(Trials, "train", fixed)
     monkeypatch.setattr(Trials, "judge", judged)
     result = stm.compare(model_path, folder, tmp_path / "out", SMALL, say=str)
-    rivals = {e.candidate.temperature for e in result.candidates if e.second_seed is not None}
-    assert rivals == ({0.05, 0.1} if is_tied else {0.05})
-    assert result.first.candidate.loss == "qnorm"
-    assert result.is_clear != is_tied
-    temperature = 0.1 if is_tied else 0.05
-    assert result.cosine.candidate.temperature == temperature
-    assert result.control == f"cosine tau={temperature} lr=0.03"
-    assert f"against {result.control}" in result.recommendation
+    assert result.first.name == "qnorm tau=0.05 lr=0.03"
+    assert result.cosine.name == "cosine tau=0.1 lr=0.03"
+    assert result.is_clear != finds
+    assert result.winner == (result.cosine if finds else result.first)
+    said = "no clear difference" if finds else "better"
+    assert f"against {result.cosine.name}: {said}" in result.recommendation
     shown = str(result.test_table)
-    assert "cosine tau=0.05 lr=0.03" in shown
-    assert ("cosine tau=0.1 lr=0.03" in shown) == is_tied
+    assert result.cosine.name in shown
+    assert "cosine tau=0.05" not in shown
 
 
 CLEAR = Difference(0.02, 0.01, 0.03, 300, 99)

@@ -231,13 +231,14 @@ def test_nothing_leaks(pairs, seed):
         assert all(splits[name].relevant.values())
 
 
-def test_near_copies_are_counted():
-    queries = [
-        f"how do i top up my {word} card with cash" for word in ("old", "new", "bank", "red")
-    ]
-    rows = [{"query": q, "document": f"d {q}"} for q in [*queries, "unlike all others"] * 5]
-    assert "Up to a word, dev shares" in load_splits(rows).notes[-1]
-    assert len(load_splits(ROWS[::8] + rows[4:5]).notes) == 1
+def test_queries_that_are_joined_or_are_their_answers_are_counted():
+    rows = [{"query": f"what is {i}", "document": f"it is {i}"} for i in range(20)]
+    assert len(load_splits(rows).notes) == 1
+    joined = load_splits([*rows, *rows[:2], rows[0] | {"document": "another"}]).notes
+    assert joined[1:] == ["3 of 23 pairs repeat a query, which is asked once."]
+    own = [{"query": f"that is {i}", "document": f"that is {i}"} for i in range(3)]
+    (said,) = load_splits([*rows, *own]).notes[1:]
+    assert said.startswith("In 3 of 23 pairs the document is the query")
 
 
 def test_saved_and_read_again(tmp_path):

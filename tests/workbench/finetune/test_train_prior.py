@@ -96,7 +96,7 @@ def test_texts_are_known_by_the_tokens_that_training_reads(tmp_path, caplog):
     model = load_transformer(save_transformer(tmp_path / "tiny"))
     data = task("train", 40, 0)
     judged = {q: {"tea"} - set(data.relevant[q]) for q in list(data.queries)[:20]}
-    config = TrainConfig(max_steps=1, batch_size=8, prior=True, max_length=4)
+    config = TrainConfig(max_steps=1, batch_size=8, prior=True, max_length=4, folds=0)
     done = train(model, replace(data, negatives=judged), tmp_path / "out", config)
     assert done.trainer.loss.get_config_dict()["prior"]["negatives"] >= 1
     assert "does not contain" not in caplog.text

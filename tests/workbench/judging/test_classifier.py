@@ -87,11 +87,22 @@ def two_answers(data):
     return RetrievalData(data.queries, data.corpus, data.relevant | {"q0": {"d0", "d1"}})
 
 
-@pytest.mark.parametrize("change", [few, unasked, two_answers])
-def test_documents_that_are_no_classes(change):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (few, "1 of 3 documents have fewer than 5 training queries, such as"),
+        (unasked, "1 of 4 documents have fewer than 5 training queries, such as 'of no question'"),
+        (two_answers, "some queries have several answers"),
+        (lambda data: data.only([*data.queries][::2]), ""),
+    ],
+)
+def test_documents_that_are_no_classes(change, said, caplog):
     data = questions(3, 5)
     assert len(classifier_control(Exam(data, data))) == 3
+    assert caplog.text == ""
     assert classifier_control(Exam(change(data), data)) == {}
+    assert ("is not measured, as" in caplog.text) == bool(said)
+    assert said in caplog.text
 
 
 def test_many_classes_of_many_queries_are_left_out(monkeypatch, caplog):

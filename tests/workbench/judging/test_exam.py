@@ -77,6 +77,22 @@ def test_who_trains_and_who_judges(model, parts, drawn, options, trains, judges,
             assert not read & {*others.queries.values()}
 
 
+@pytest.mark.parametrize("kind", [table, encoder])
+def test_near_copies_are_counted_wherever_a_query_judges(kind):
+    """Every query is one word from 19 others of its split, and from all of the other splits."""
+    queries = {key: f"how do i top up my {i}th card with cash" for i, key in enumerate(CORPUS)}
+    alone = {"train-0": "unlike all others", "dev-1": "no other one", "test-2": "where are trains"}
+    queries |= alone
+    data = RetrievalData(queries, CORPUS, {key: {key} for key in queries})
+    splits = stm.load_splits({part: data.only(ids(part)) for part in ALL})
+    splits.drawn = {"dev"}
+    exam = Exam.of(splits, kind(), confirm="test")
+    judges = ids("train", "dev") if exam.folds else ids("dev")
+    assert exam.near_copies == (judges | ids("test")) - alone.keys()
+    said = "The 40 queries of train and dev judge the result, held out in 5 folds."
+    assert exam.notes == ((said,) if exam.folds else ())
+
+
 def test_queries_are_held_out_for_what_a_comparison_lacks():
     exam = Exam.of(splits_of("train"), encoder(), **COMPARE)
     parts = [exam.train.queries, exam.choose.queries, exam.judged.queries]

@@ -10,13 +10,13 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.judge import Difference
+from st_magnitude.judge import Difference, judge
+from st_magnitude.workbench.finetune.run import choose_scoring
 from st_magnitude.workbench.finetune.settings import TrainConfig
-from st_magnitude.workbench.finetune.train import choose_scoring
 from st_magnitude.workbench.judging.choice import Decision, System
-from st_magnitude.workbench.judging.confirmation import Confirmation
 from st_magnitude.workbench.judging.contestants import Contestant, Encoded, search
 from st_magnitude.workbench.judging.controls import CLASSIFIER
+from st_magnitude.workbench.judging.copies import Copies
 from st_magnitude.workbench.judging.exam import Exam
 from st_magnitude.workbench.judging.folds import folds_of
 from st_magnitude.workbench.judging.verdict import (
@@ -58,7 +58,8 @@ def judged(model: SentenceTransformer, task: RetrievalData, **config) -> Verdict
     before = search(Contestant(BEFORE, model), exam)
     encoded = Encoded.of(AFTER, model, exam)
     after, shown, scoring = choose_scoring(encoded, before, TrainConfig(**config))
-    return verdict_of(exam, before, after, shown=shown, scoring=scoring)
+    after = replace(after, base=BEFORE)
+    return verdict_of(exam, [before, after], shown=shown, scorings={AFTER: scoring})
 
 
 def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
@@ -145,7 +146,8 @@ def by_hand() -> Verdict:
     data = RetrievalData({w: w for w in words}, corpus, answers)
     exam = Exam(data, data, folds_of(data, 5, 0))
     before = search(Contestant(BEFORE, bag(words)), exam)
-    return verdict_of(exam, before, System(AFTER, Ranking.of_run(data, run)))
+    after = System(AFTER, Ranking.of_run(data, run), base=BEFORE)
+    return verdict_of(exam, [before, after])
 
 
 def test_the_figures_of_a_verdict_are_those_of_the_table(by_hand):
@@ -164,7 +166,6 @@ def test_the_figures_of_a_verdict_are_those_of_the_table(by_hand):
     ]
     assert by_hand.over_bm25.mean == pytest.approx(-0.10775, abs=1e-5)
     assert str(by_hand.decision) == "Deploy BM25 (words): nDCG@10 0.8339. Nothing else is better."
-    assert not by_hand.decision.is_trained
     assert (bm25.ndcg, bm25.gain) == (pytest.approx(0.83393, abs=1e-5), None)
     assert before.gain.mean == pytest.approx(0.83393 - 0.76012, abs=1e-5)
     assert after.gain.mean == pytest.approx(0.10775, abs=1e-5)
@@ -183,6 +184,25 @@ def test_a_gain_a_median_change_and_a_loss_are_shown(by_hand):
         r"(w1|w6)  \(1.00 -> 0.63\)\n      before: \1 \1 \1\n      now:    \1 \1\n", shown
     )
     assert re.search(r"(w5|w10)  \(0.63 -> 0.00\)\n.*\n      now:    nothing", shown)
+
+
+@pytest.mark.parametrize("copies", [0, 1, 5, 6, 100])
+def test_near_copies_are_told_and_above_a_twentieth_the_others_are_judged(copies):
+    """Of 100 queries, near copies gain everything, and so does every tenth of the others."""
+    queries = {f"q{i}": f"question {i}" for i in range(100)}
+    data = RetrievalData(queries, {"a": "answer", "b": "other"}, {q: {"a"} for q in queries})
+    gains = [float(i < copies or i % 10 == 0) for i in range(100)]
+    of_after = zip(queries, gains, strict=True)
+    after = Ranking.of_run(data, {q: {"a" if gain else "b": 1.0} for q, gain in of_after}, k=1)
+    before = Ranking.of_run(data, {q: {"b": 1.0} for q in queries}, k=1)
+    near = {f"q{i}" for i in range(copies)}
+    found = Copies.of(System(AFTER, after), System(BEFORE, before), near, seed=3)
+    others = judge(gains[copies:], seed=3) if copies == 6 else None
+    assert found == Copies(copies, others, BEFORE if others else "")
+    told = f"Up to a word, training rows hold {copies} of these queries"
+    told += f"; on the 94 others, the change is {others} against {BEFORE}." if others else "."
+    assert str(found) == (told if copies else "")
+    assert str(found) in made(BETTER, copies=found).headline
 
 
 BETTER = Difference(0.05, 0.01, 0.09, 200, 100)
@@ -295,27 +315,13 @@ def test_nine_queries_and_a_copy_decide_nothing(by_hand):
     queries = data.queries | {"w10": "W9 "}
     same = RetrievalData(queries, data.corpus, data.relevant)
     exam = Exam(same, same)
-    before, after = (search(Contestant(x, bag([*queries])), exam) for x in (BEFORE, AFTER))
-    found = verdict_of(exam, before, after)
+    model = bag([*queries])
+    models = [
+        search(Contestant(x, model, base=y), exam) for x, y in ((BEFORE, ""), (AFTER, BEFORE))
+    ]
+    found = verdict_of(exam, models)
     assert found.decision is None
     assert found.deploy.startswith("At least ten queries are needed, and 9 different queries judge")
-
-
-def test_only_the_trained_model_is_trained(by_hand):
-    """BM25 has no model, and another one was not trained here."""
-    data = by_hand.systems[0].ranking.data
-    right = System(
-        "other",
-        Ranking.of_run(data, {q: dict.fromkeys(of, 1.0) for q, of in data.relevant.items()}),
-    )
-    before, after = by_hand.systems[1], by_hand.systems[3]
-    exam = Exam(data, data)
-    found = [
-        verdict_of(exam, before, after, [right]),
-        verdict_of(exam, before, replace(right, name=AFTER)),
-    ]
-    assert [one.decision.name for one in found] == ["other", AFTER]
-    assert [one.decision.is_trained for one in found] == [False, True]
 
 
 def test_low_figures_of_every_model_are_said_to_be_of_the_data():
@@ -323,35 +329,3 @@ def test_low_figures_of_every_model_are_said_to_be_of_the_data():
     low = replace(low, saved=replace(low.saved, ndcg=0.08))
     assert "nDCG@10 is low for every model" in low.advice()
     assert "low" not in replace(low, saved=replace(low.saved, ndcg=0.11)).advice()
-
-
-def confirmed(gain, queries) -> Confirmation:
-    rows = (Row("the trained model", 0.6, None), Row(BEFORE, 0.5, replace(gain, queries=queries)))
-    return Confirmation("test", queries, rows)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
-    [
-        (made(BETTER), confirmed(BETTER, 90), ""),
-        (
-            made(BETTER),
-            confirmed(OPEN, 90),
-            "The verdict on held-out queries counts, as it rests on more of them (200 against 90).",
-        ),
-        # 90 * (1.43 * 6 / 5)^2 = 265.01, of which the lower half of an interval has 5 points
-        (
-            made(BETTER),
-            confirmed(replace(OPEN, low=-0.04), 90),
-            "To show 5.0 points in four of five draws, the test split would need about 266.",
-        ),
-        (made(BETTER), confirmed(OPEN, 200), "This line counts"),
-        (made(replace(OPEN, mean=0.0)), confirmed(WORSE, 90), "(200 against 90)."),
-        # the pretrained model is deployed
-        (made(BETTER), Confirmation("test", 90, (Row(BEFORE, 0.5, None),)), ""),
-    ],
-)
-def test_which_of_two_verdicts_counts(first, second, said):
-    found = second.which_counts(first)
-    assert said in found
-    assert bool(found) == bool(said)

@@ -17,7 +17,7 @@ from _embedding_server import EmbeddingServer, serving
 from _tiny import load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
-from sentence_transformers.sentence_transformer.modules import BoW, Pooling, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import BoW, Pooling
 from typer.testing import CliRunner
 
 import st_magnitude as stm
@@ -306,14 +306,6 @@ def test_a_key_that_no_header_may_hold(model, key):
     with pytest.raises(ValueError, match="without quotes") as raised:
         stm.check_serving("http://127.0.0.1:1", model, api_key=key)
     assert "cret" not in str(raised.value)
-
-
-def test_a_static_model_is_called_by_its_folder(transformer, tmp_path):
-    table = StaticEmbedding(transformer.tokenizer, embedding_dim=8)
-    static = SentenceTransformer(modules=[table], device="cpu")
-    static.save_pretrained(str(tmp_path / "my-retriever"))
-    check = stm.check_serving(lambda texts, role: static.encode(texts), tmp_path / "my-retriever")
-    assert check.model == f"{tmp_path.name}/my-retriever"
 
 
 def test_the_command(model, tmp_path, monkeypatch):

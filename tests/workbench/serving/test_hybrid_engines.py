@@ -45,7 +45,7 @@ def names(request, tmp_path):
     lexical = bm25_run(data, tokenizer=TOKENS[tokens])
     fused = fusions(dense, {tokens: lexical}, is_cosine)
     how, expected = next(pair for pair in fused.items() if pair[0].weight == weight)
-    (tmp_path / "deploy.json").write_text(json.dumps({"how": asdict(how)}))
+    (tmp_path / "deploy.json").write_text(json.dumps({"model": ".", "how": asdict(how)}))
     names = {"data": data, "corpus": [*corpus.values()], "documents": documents, "queries": queries}
     names |= {"dense": dense, "lexical": lexical, "expected": expected}
     names["of_model"], names["of_bm25"], names["how"] = ENGINES.read_weights(tmp_path)

