@@ -43,7 +43,7 @@ import st_magnitude as stm
 from st_magnitude.data.beir import canonical
 from st_magnitude.evaluation.lexical import TOKENS, bm25_run
 from st_magnitude.judge import judge
-from st_magnitude.surgery.scoring import score_by_cosine
+from st_magnitude.surgery.normalize import score_by_cosine
 from st_magnitude.workbench.files.pairs import Splits
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.trainer import trained_copy
