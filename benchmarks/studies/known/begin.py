@@ -228,7 +228,7 @@ def table_regret() -> list[str]:
     for models in (["table"], list(MODELS)):
         found = contests(models)
         label = f"{', '.join([BM25, *models])}: {len(found)} runs"
-        for name, rule in RULES.items():
+        for name, rule in RULES.items() if found else ():
             regrets = {key: regret(rule, *figures.values()) for key, figures in found.items()}
             of_sizes = [[x for key, x in regrets.items() if key[1] == size] for size in sizes]
             shown = [f"{np.mean(x):.2f}" if x else "" for x in of_sizes]
