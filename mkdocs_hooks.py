@@ -8,6 +8,8 @@ docstrings that were written for ``help()``.
   not exist stays, and the strict build refuses it.
 - ``[losses.md](losses.md)`` goes by the name that the page has in the navigation.
 - Lists: GitHub nests what is indented by two columns, Python-Markdown by four.
+- Formulas: a block ``math``, which GitHub draws, becomes MathML.
+- Addresses of pages that moved lead to where their text is now.
 - Docstrings: Sphinx roles become links, ``::`` code blocks, simple tables those of Markdown,
   ``Example:`` a section.
 
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
@@ -38,8 +41,22 @@ PAGES = {
     "contributing.md": "CONTRIBUTING.md",
 }
 SCRIPTS = "benchmarks.md"
+MOVED = {
+    "compare": "evaluation",
+    "devices": "train",
+    "how_to": "train",
+    "norms": "papers",
+    "prior": "losses",
+    "research/abstention": "known",
+    "research/boilerplate": "magnitude",
+    "research/indexes": "kernel",
+    "research/temperature": "magnitude",
+    "research/temperature_paper": "compression",
+    "security": "cli",
+}  # of the same folder
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)(?P<path>[^)#\s]+)")
 TITLE = re.compile(r"\[(?:docs/)?\w+\.md\]\((?!\w+:)(?P<path>[^)#\s]+)(?P<anchor>[^)\s]*)\)")
+FORMULA = re.compile(r"^```math\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 LANGUAGES = {".py": "python", ".cff": "yaml", ".toml": "toml", ".md": "markdown"}
 
 # --- pages and links ------------------------------------------------------------------------------
@@ -89,7 +106,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         title = file.page.title if file and file.page else None
         return f"[{title}]({match['path']}{match['anchor']})" if title else match[0]
 
+    markdown = FORMULA.sub(formula, markdown)
     return nested(LINK.sub(rewritten, TITLE.sub(titled, markdown)))
+
+
+def formula(match: re.Match[str]) -> str:
+    """MathML, which browsers draw without a script.
+
+    Example:
+        >>> formula(FORMULA.search("```math\\nx\\n```")).partition("<mrow>")[2]
+        '<mi>x</mi></mrow></math></div>'
+    """
+    return f'<div class="formula">{convert(match[1].strip(), display="block")}</div>'
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Pages at the old addresses, which also keep the anchor."""
+    for old, new in MOVED.items():
+        page = f'<meta http-equiv="refresh" content="0; url={new}.html">\n'
+        script = f'<script>location.replace("{new}.html" + location.hash)</script>\n'
+        link = f'<a href="{new}.html">This page has moved.</a>\n'
+        (Path(config.site_dir) / f"{old}.html").write_text(script + page + link, encoding="utf-8")
 
 
 def repository_path(page: str, target: str) -> str:

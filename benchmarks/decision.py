@@ -17,12 +17,12 @@ def draw(dev: dict, file: Path) -> None:
     import matplotlib.pyplot as plt
 
     rows = dev["rows"]
-    figure, axis = plt.subplots(figsize=(6.4, 0.35 * len(rows) + 1), layout="constrained")
+    figure, axis = plt.subplots(figsize=(7, 0.35 * len(rows) + 1), layout="constrained")
     axis.axvline(0, color="black", linewidth=1)
     for place, row in enumerate(rows):
         gain = row["gain"]
         if gain is None:
-            axis.text(0.7, place, "deployed", va="center")
+            axis.text(0.7, place, "the deployed search", va="center")
             continue
         low, mean, high = (100 * gain[key] for key in ("low", "mean", "high"))
         color = COLORS[(low > 0) - (high < 0)]
@@ -31,9 +31,10 @@ def draw(dev: dict, file: Path) -> None:
     axis.set_yticks(range(len(rows)), [f"{row['name']}  {row['ndcg']:.4f}" for row in rows])
     axis.invert_yaxis()
     axis.tick_params(left=False)
-    axis.set_xlabel("points of what is deployed over it, 95 % interval")
+    axis.set_xlabel("points that the deployed search gains, 95 % interval")
     axis.spines[["top", "right", "left"]].set_visible(False)
-    figure.suptitle(f"nDCG@10 on {dev['queries']:,} queries", x=0.01, ha="left", fontsize=10)
+    title = f"Searches, and their nDCG@10 on {dev['queries']:,} queries"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     figure.savefig(file, dpi=100, facecolor="white")
 
 

@@ -12,7 +12,7 @@ the qrels with an empty corpus-id and score 0. A risk of .1 needs at least 91 qu
 practice several hundred.
 
 Source: Angelopoulos et al., Learn then Test, arXiv 2110.01052, with thresholds at order statistics,
-at which all queries choose and test; docs/research/abstention.md has the proof.
+at which all queries choose and test; docs/research/known.md has the proof.
 """
 
 import argparse

@@ -1,7 +1,19 @@
 """Rank by a model together with BM25 in your engine, by the weight in a model's `deploy.json`.
 
-Copy what you need; docs/serving.md says what each engine does differently. `query` is a vector,
-divided as docs/serving.md says, and `question` is its text.
+Copy what you need. `query` is a vector, divided as docs/serving.md says, `question` is its text.
+
+- Qdrant (run in local mode, in the tests): FormulaQuery of 1.14, TextQuery of 1.20. A repeated word
+  of a query counts once. RrfQuery counts ranks from 0: Cormack's k = 60 is 61.
+- pgvector (run, in the tests): ts_rank ignores how rare a word is. Store `postings`.
+- Elasticsearch (from its documentation, 9.1, and source): `normalizer` has to be "none", its
+  default. The linear retriever needs an Enterprise licence; `bool.should` with boosts does not.
+- OpenSearch (from its documentation and source, 3.8): bounds need 3.2.
+- Vespa (from its documentation, August 2026): with `dotproduct`, `closeness` is s. Every candidate
+  has both scores. Switch stems off.
+- Weaviate (from its documentation, 1.24 and later): `alpha` weighs scaled scores, so its weight is
+  another one. Use `add_scores`.
+- LanceDB (BM25 run, 0.40.0): LinearCombinationReranker gets scaled scores, and ranked the worst
+  first before 0.33. Use `add_scores`. k1 stays 1.2: choose `scale` anew.
 """
 
 import json

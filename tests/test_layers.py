@@ -176,7 +176,7 @@ TRUSTING = ("trust_remote_code", "allow_pickle", "shell")
 
 
 def test_nothing_of_the_package_runs_code_from_a_file():
-    """No pickle, eval or full YAML loader, and no trust in code of a model (docs/security.md)."""
+    """No pickle, eval or full YAML loader, and no trust in code of a model (SECURITY.md)."""
     for kind in (ast.Import, ast.ImportFrom):
         for file, node in nodes(kind):
             names = {alias.name for alias in node.names} | {getattr(node, "module", None)}

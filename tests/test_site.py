@@ -124,9 +124,12 @@ def test_the_site_builds(tmp_path):
     assert 'id="st_magnitude.QNormRankingLoss"' in losses
     assert ":class:" not in losses
     home_page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    assert 'href="how_to.html"' in home_page
+    assert 'href="migration.html"' in home_page
     kernel_page = (tmp_path / "site" / "kernel.html").read_text(encoding="utf-8")
     assert 'src="training.png"' in kernel_page
+    assert "<math" in kernel_page
+    moved = (tmp_path / "site" / "how_to.html").read_text(encoding="utf-8")
+    assert (tmp_path / "site" / re.search(r'href="([^"]+)"', moved)[1]).exists()
     assert 'src="assets/iframe-worker.js"' in home_page
     index = (tmp_path / "site" / "search" / "search_index.js").read_text(encoding="utf-8")
     assert index.startswith("var __index")

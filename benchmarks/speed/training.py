@@ -163,7 +163,7 @@ def table() -> list[str]:
     head = ["", "batch", "terms", "steps", "processor s", "MiB", "nDCG@10"]
     rows = []
     for setting in SETTINGS:
-        if len(runs := best(setting)) < 4:
+        if setting[0] != TABLE or len(runs := best(setting)) < 4:
             continue
         shown = [[f"{run[name]:{form}}" for run in runs] for name, form in SHOWN.items()]
         figures = [" / ".join(x if len(set(x)) > 1 else x[:1]) for x in shown]
@@ -177,20 +177,23 @@ def draw(file: Path) -> None:
     """Time and memory of the trainings of the static table."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(4, 1, figsize=(5.6, 7), layout="constrained")
+    figure, axes = plt.subplots(4, 1, figsize=(7, 7), layout="constrained")
     keys = ("processor seconds", "seconds"), ("peak memory, MiB", "peak")
+    names = {PARTS_TRIMMED: f"{PARTS}, trimmed vocabulary", TRIMMED: f"{OURS}, trimmed vocabulary"}
     for axis, (terms, (title, key)) in zip(axes, product((1, 9), keys), strict=True):
         for i, (loss, color) in enumerate(COLORS.items()):
             heights = [best((TABLE, batch, terms))[i][key] for batch in BATCHES[TABLE]]
-            places = [place + 0.18 * (i - 2) for place in range(len(heights))]
-            bars = axis.bar(places, heights, 0.18, color=color, label=loss)
-            axis.bar_label(bars, fmt="{:,.0f}", padding=1, fontsize=7.5)
+            places = [place + 0.19 * (i - 2) for place in range(len(heights))]
+            name = names.get(loss, loss)
+            bars = axis.bar(places, heights, 0.19, color=color, label=name)
+            axis.bar_label(bars, fmt="{:,.0f}", padding=1, fontsize=7)
         axis.set_title(f"{'One term' if terms == 1 else 'Nine terms'}: {title}", fontsize=10)
         axis.set_xticks(range(len(heights)), [f"batch {batch:,}" for batch in BATCHES[TABLE]])
         axis.set_yticks([])
         axis.spines[["top", "right", "left"]].set_visible(False)
-        axis.margins(y=0.12)
-    axes[0].legend(frameon=False, fontsize=8)
+        axis.margins(x=0.01, y=0.12)
+    shown = axes[0].get_legend_handles_labels()
+    figure.legend(*shown, frameon=False, fontsize=9, loc="outside upper center", ncols=2)
     figure.savefig(file, dpi=160, facecolor="white")
 
 

@@ -70,8 +70,8 @@ NUMBERS: dict[str, Callable[[list[Figure]], Any]] = {
 def shown(part: Any, file: Path) -> str:
     """An entry: a text, a calculation, or a list of these that stand one after the other.
 
-    "less" is what is subtracted from "of"; "ratio" divides their means. "tasks" are lists of such
-    figures, over which "gain" takes the mean.
+    "less" is what is subtracted from "of". "gain over tasks" has lists of such figures, over which
+    it takes the mean.
     """
     if isinstance(part, str):
         return part
@@ -87,8 +87,6 @@ def shown(part: Any, file: Path) -> str:
     of, less = ([figure(file, x) for x in part.get(key, [])] for key in ("of", "less"))
     if do in ("gain", "by query", "judge"):
         return estimate(do, of, less).show(scale, part.get("digits", 1))
-    if do == "ratio":
-        return f"{np.mean(of) / np.mean(less):{form}}"
     values = [a - b for a, b in zip(of, less, strict=True)] if less else of
     if do == "each":
         return ", ".join(f"{scale * float(x):{form}}" for x in values)

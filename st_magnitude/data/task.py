@@ -67,7 +67,7 @@ class EncodedTask:
         """The same task with weight · log p(d) added to all scores, as one more dimension.
 
         The queries are ``[q, 1]`` and the documents ``[d, weight · log p(d)]``, q and d divided by
-        the similarity, so an index for inner products ranks alike (docs/prior.md).
+        the similarity, so an index for inner products ranks alike (docs/losses.md).
 
         Args:
             log_p: Document id -> log p(d), such as `RetrievalData.log_prior` of training queries.

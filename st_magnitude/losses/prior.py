@@ -30,7 +30,7 @@ class DocumentPrior(BatchRule):
     """The sampling probabilities q of documents, ``prior=`` of a ranking loss.
 
     With in-batch negatives, which are drawn as often as they occur in the training pairs, a softmax
-    learns p(d|q) / q(d) (docs/prior.md). With
+    learns p(d|q) / q(d) (docs/losses.md). With
 
         logits(q_i, d_j) = s(q_i, d_j) / tau - log q(d_j),
         q(d) = (n(d) + smoothing) / (N + smoothing · K)

@@ -60,10 +60,15 @@ def traits_of(encoder: nn.Module) -> Traits:
     if model not in _KNOWN:
         inner = [x for x in model.modules() if not isinstance(x, nn.Embedding)]
         weights = [[p.numel() for p in x.parameters(recurse=False)] for x in inner]
+        trained = [p.numel() for x in inner for p in x.parameters(recurse=False) if p.requires_grad]
+        for table in model.modules():
+            if isinstance(table, nn.Embedding) and table.weight.requires_grad:
+                # not the rows of its weight, of which trimmed_vocabulary keeps some
+                trained.append(table.num_embeddings * table.embedding_dim)
         _KNOWN[model] = Traits(
             num_modules=sum(bool(numbers) for numbers in weights),
             num_weights=sum(map(sum, weights)),
-            num_trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            num_trained=sum(trained),
             depends_on_passes=any(isinstance(x, BY_PASS) for x in inner),
         )
     return _KNOWN[model]

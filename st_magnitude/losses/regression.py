@@ -23,7 +23,7 @@ class SimilarityMSELoss(EmbeddingLoss):
         L = mean_i ( lambda · s(a_i, b_i) - score_i )²
 
     With cosine it is sentence-transformers' ``CosineSimilarityLoss``, the best choice for STS
-    (docs/norms.md). ``"qnorm"`` and ``"dnorm"`` are the paper's Sent1Norm and Sent2Norm, for
+    (docs/losses.md). ``"qnorm"`` and ``"dnorm"`` are the paper's Sent1Norm and Sent2Norm, for
     comparison: s(a, b) != s(b, a) (Cor. 6.1).
 
     Args:

@@ -39,7 +39,7 @@ from st_magnitude.surgery.raw import (
 logger = logging.getLogger(__name__)
 
 _PLACE = ("token", "cache_folder", "revision", "local_files_only")  # options of its files
-_NO_CODE = "and no code of a model is run (docs/security.md, trust_remote_code)."
+_NO_CODE = "and no code of a model is run (SECURITY.md, trust_remote_code)."
 
 
 def export(model: SentenceTransformer, path: str | Path, overwrite: bool = False) -> Path:

@@ -1,4 +1,4 @@
-"""GradScale and cut-initialisation, for losses by cosine: docs/norms.md says what they are for."""
+"""GradScale and cut-initialisation, for losses by cosine: docs/papers.md says what they are for."""
 
 from __future__ import annotations
 

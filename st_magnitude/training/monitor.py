@@ -30,7 +30,7 @@ class NormMonitor(TrainerCallback):
     """Norms, effective learning rate and geometry of the embeddings of a training run.
 
     Pass it to sentence-transformers' Trainer, ``callbacks=[NormMonitor(loss)]``, or call
-    :meth:`update` in a loop of your own (docs/norms.md). It measures raw embeddings at the first
+    :meth:`update` in a loop of your own (docs/papers.md). It measures raw embeddings at the first
     step and every ``every`` steps. The row goes into ``trainer.state.log_history`` and, after
     :func:`st_magnitude.attach`, to other callbacks. Each role has these keys:
 

@@ -107,7 +107,7 @@ def train_or_stop(trainer: SentenceTransformerTrainer, checkpoint: Path | None =
         raise InputError(
             f"{engine} gives each process a part of the weights, and this command saves only the"
             " part of the first one. Use DistributedDataParallel or DeepSpeed ZeRO-2, or a script"
-            " that gathers the weights (docs/devices.md)."
+            " that gathers the weights (docs/train.md)."
         )
     attach(trainer)
     refuse_without_negatives(trainer)

@@ -57,7 +57,7 @@ def mean_square(x):
 
 
 class GOR:
-    """sentence-transformers' own, as docs/compression.md shows it: on columns."""
+    """sentence-transformers' own, on columns: docs/papers.md allows such regularizers."""
 
     name = "gor"
 

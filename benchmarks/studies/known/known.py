@@ -11,7 +11,7 @@ docs/research/known.md has the tables, the expectations, which were written befo
 what came of them.
 
 "hardness" weights negatives by exp(strength · cosine),
-as the temperature paper did with all its models (docs/research/temperature_paper.md).
+as the temperature paper did with all its models (docs/research/compression.md).
 """
 
 from __future__ import annotations

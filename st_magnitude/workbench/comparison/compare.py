@@ -50,7 +50,7 @@ def compare(
 ) -> CompareResult:
     """Tells which loss to train with on your data, or that plain cosine is best, within a budget.
 
-    Candidates are trained on the same batches and ranked on dev (docs/compare.md names them). The
+    Candidates are trained on the same batches and ranked on dev (see docs/evaluation.md). The
     best one is compared with plain cosine at its own best setting, with the pretrained model and
     with BM25, on the test split, which is read once. Where nobody gave a test split, a static table
     is judged in folds as by `train`. Plain cosine is recommended unless the best one is clearly

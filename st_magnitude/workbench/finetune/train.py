@@ -177,6 +177,6 @@ def _warn_without_negatives(loss: str, exam: Exam, rows: Dataset) -> None:
         logger.warning(
             f"The loss {loss} keeps the norms of documents, but no training row has a negative that"
             " is judged 0 and answers no query, from which norms learn what is never relevant. Add"
-            " such judgments, best of documents that resemble the queries (docs/norms.md), or take"
+            " such judgments, best of documents that resemble the queries (docs/losses.md), or take"
             " the loss cosine."
         )

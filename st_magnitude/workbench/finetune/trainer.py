@@ -326,7 +326,7 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
     """Lowers the batch size to the number of pairs of each process."""
     if arguments.n_gpu > 1:
         logger.warning(
-            f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/devices.md)."
+            f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/train.md)."
         )
     most = rows // arguments.world_size
     size = arguments.per_device_train_batch_size

@@ -57,7 +57,6 @@ def test_entries_of_closed_studies_by_hand(tmp_path: Path) -> None:
             {"do": "max", "form": ".0f", **numbers},
         ],
         f"{half:.1f}": {"do": "margin", **numbers},
-        "2.00": {"do": "ratio", "of": of, "less": less, "form": ".2f"},
         paired([seeds]).show(): {"do": "gain", "of": of, "less": less},
         paired([seeds, -seeds]).show(): {
             "do": "gain over tasks",

@@ -114,7 +114,6 @@ def test_no_color_is_respected(monkeypatch, variable, is_colored):
         ("compress", {"max_length": 9}, "leave out max_length"),
         ("calibrate", {"output": __file__}, "'--output'"),
         ("calibrate", {"confirm": "nope"}, "['dev', 'train']"),
-        ("search", {"only": "both"}, "only must be one of"),
         ("compress", {"split": "valid"}, "qrels/valid.tsv"),
         ("train", {"dims": "64,x"}, "'--dims'"),
         ("train", {"temperature": "cold"}, "'--temperature'"),
