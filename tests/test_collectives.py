@@ -88,7 +88,7 @@ def test_all_ranks_enter_the_same_collectives(folder, monkeypatch, name, num_ran
     steps = {"gather": partial(ranking, folder), "sigreg": sigreg, "revela": revela}
     first, *others = [collectives(steps[name], r, num_ranks) for r in (0, 1, num_ranks - 1)]
     assert all(calls == first for calls in others)
-    assert 0 < len(first) < 13  # however many ranks there are
+    assert 0 < len(first) <= 13  # however many ranks there are
 
 
 def test_a_collective_of_some_ranks_is_found():
