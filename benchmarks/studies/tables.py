@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.speed import encoders, epoch, training
 from benchmarks.studies import archive
 from benchmarks.studies.archive import ROOT
-from benchmarks.studies.known import defaults, few_shot, known, mixed, scope
+from benchmarks.studies.known import begin, defaults, few_shot, known, mixed, null, scope
 
 Table = Callable[[], list[str]]
 PAGES = [
@@ -36,6 +36,8 @@ QUOTING = [
 TABLES: dict[str, Table] = {
     **archive.TABLES,
     **known.TABLES,
+    **begin.TABLES,
+    "known null": null.table,
     "known mixed": mixed.table,
     "known scope": scope.table,
     "known defaults": defaults.table,

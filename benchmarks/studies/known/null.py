@@ -2,33 +2,50 @@
 
     python benchmarks/studies/known/null.py FOLDER [--draws 60] [--seeds 20]
 
-FOLDER has the files of BANKING77. Two kinds of files, judged with all defaults of `train` and
-wordllama's table, on held-out queries and on the test split:
+And how often does it recommend anything? FOLDER has the files of BANKING77. Two kinds of files,
+judged with all defaults of `train` and wordllama's table, on held-out queries and on the test
+split:
 
 - shuffled: 60 to 400 questions, each with the name of another question's intent, in five folds;
 - both ways: 400 pairs of random words, each written in both directions, in folds and without.
 
 What is trained says nothing about the queries that judge it, so the true difference from the
-untrained table is 0. Every draw is a line of null.jsonl. Expected before the runs: of the shuffled
-files at most 3 of 60 "better", and of the others none.
+untrained table is 0. Every draw is a line of null.jsonl, and a stored one is not drawn again.
+Expected before the runs: of the shuffled files at most 3 of 60 "better", of the others none, and
+nothing is recommended.
 """
 
 import argparse
-import json
 import logging
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from benchmarks.data import banking77
+from benchmarks.studies.estimates import markdown
+from benchmarks.studies.store import Store
 
 import st_magnitude as stm
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.judging.contestants import task_of
 
-FILE = Path(__file__).with_suffix(".jsonl")
+FILES = {
+    "shuffled": "60 to 400 questions of BANKING77, each with the name of another one's intent",
+    "both ways": "400 pairs of random words, each in both directions",
+}
 WORDS = 2_000  # of which a text of the second kind takes four
+
+
+@dataclass(frozen=True)
+class Cell:
+    kind: str
+    seed: int
+    folds: int | None = None
+
+
+CELLS = Store(Path(__file__).with_suffix(".jsonl"), Cell)
 
 
 def shuffled(pairs: list[tuple[str, str]], seed: int) -> list[dict[str, str]]:
@@ -48,21 +65,37 @@ def both_ways(pairs: list[tuple[str, str]], seed: int) -> list[dict[str, str]]:
     return rows + [{"query": row["document"], "document": row["query"]} for row in rows]
 
 
-def draw(kind: str, rows: list[dict[str, str]], seed: int, folds: int | None) -> dict[str, object]:
+def measure(cell: Cell, pairs: list[tuple[str, str]]) -> dict[str, object]:
     """The gains over the untrained table, in points with their intervals; on test under the scoring
     that was saved."""
-    splits = stm.load_splits(rows, seed=seed)
-    config = TrainConfig(seed=seed, folds=folds, confirm="test", keep_anyway=True)
+    rows = {"shuffled": shuffled, "both ways": both_ways}[cell.kind](pairs, cell.seed)
+    splits = stm.load_splits(rows, seed=cell.seed)
+    config = TrainConfig(seed=cell.seed, folds=cell.folds, confirm="test", keep_anyway=True)
     model = stm.load("wordllama", device="cpu")
     before = task_of(model, splits["test"]).search()
     with tempfile.TemporaryDirectory() as work:
-        trained = train(model, splits, Path(work, "out"), config)
-    cell: dict[str, object] = {"kind": kind, "seed": seed, "where": trained.verdict.where}
-    on_test = task_of(model, splits["test"]).search().minus(before, seed=seed)
-    for name, gain in (("held out", trained.verdict.saved.gain), ("test", on_test)):
+        verdict = train(model, splits, Path(work, "out"), config).verdict
+    found: dict[str, object] = {"deploys": "" if verdict.nothing else verdict.decision.name}
+    on_test = task_of(model, splits["test"]).search().minus(before, seed=cell.seed)
+    for name, gain in (("held out", verdict.saved.gain), ("test", on_test)):
         ends = [round(100 * x, 2) for x in (gain.mean, gain.low, gain.high)]
-        cell[name] = {"queries": gain.queries, "gain": ends}
-    return cell
+        found[name] = {"queries": gain.queries, "gain": ends}
+    return found
+
+
+def table() -> list[str]:
+    """How many draws were called better or worse, and in how many a search was recommended."""
+    rows = []
+    for kind in dict.fromkeys(cell.kind for cell in CELLS.found):
+        found = [figures for cell, figures in CELLS.found.items() if cell.kind == kind]
+        deploys = [figures["deploys"] for figures in found if "deploys" in figures]
+        for where in ("held out", "test"):
+            gains = [figures[where]["gain"] for figures in found]
+            better = sum(low > 0 for _, low, _ in gains)
+            worse = sum(high < 0 for _, _, high in gains)
+            of = f"{sum(map(bool, deploys))} of {len(deploys)}" if where == "held out" else ""
+            rows.append([FILES[kind], where, len(found), better, worse, of])
+    return markdown(["files", "judged by", "draws", "better", "worse", "recommended"], rows, "ll")
 
 
 def main() -> None:
@@ -74,22 +107,9 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     pairs = banking77.read(options.folder, "train")
-    with FILE.open("w", encoding="utf-8") as file:
-        for seed in range(options.seeds):
-            for folds in (5, 0):
-                cell = draw("both ways", both_ways(pairs, seed), seed, folds)
-                file.write(json.dumps(cell) + "\n")
-                file.flush()
-        for seed in range(options.draws):
-            file.write(json.dumps(draw("shuffled", shuffled(pairs, seed), seed, None)) + "\n")
-            file.flush()
-    cells = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
-    for kind in ("both ways", "shuffled"):
-        for name in ("held out", "test"):
-            gains = [cell[name]["gain"] for cell in cells if cell["kind"] == kind]
-            better = sum(low > 0 for _, low, _ in gains)
-            worse = sum(high < 0 for _, _, high in gains)
-            print(f"{kind}, {name}: {len(gains)} draws, better in {better}, worse in {worse}")
+    cells = [Cell("both ways", seed, folds) for seed in range(options.seeds) for folds in (5, 0)]
+    cells += [Cell("shuffled", seed) for seed in range(options.draws)]
+    CELLS.run(lambda cell: measure(cell, pairs), cells)
 
 
 if __name__ == "__main__":
