@@ -4,8 +4,9 @@
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. With --check nothing is written, and
 the exit status is 1 if a page differs from what the cells give, if the page "Evidence" quotes a
-figure that the page it links does not have, or if a section of README or a guide that links a
-study has a decimal that no page it links has.
+figure that the page it links does not have, if a section of README or a guide that links a study
+has a decimal that no page it links has, or if README or docs/start.md show a line with a figure
+that no stored run printed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.speed import encoders, epoch, training
-from benchmarks.studies import archive
+from benchmarks.studies import archive, runs
 from benchmarks.studies.archive import ROOT
 from benchmarks.studies.known import begin, defaults, few_shot, known, mixed, null, scope
 
@@ -100,6 +101,8 @@ def main() -> None:
         for page in QUOTING:
             text = page.read_text(encoding="utf-8")
             lines += [f"{page}: no linked page has {x}\n" for x in unknown(page, text)]
+        for page in (ROOT / "README.md", ROOT / "docs" / "start.md"):
+            lines += [f"{page}: no stored run printed {x!r}\n" for x in runs.unknown_lines(page)]
         parser.exit(bool(lines), "".join(lines))
     for page, text in changed.items():
         page.write_text(text, encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.studies import archive, tables
+from benchmarks.studies import archive, runs, tables
 from benchmarks.studies.estimates import NOTHING, paired
 from benchmarks.studies.known import training
 from benchmarks.studies.store import Store, packed
@@ -28,6 +28,17 @@ def test_a_page_is_what_the_cells_give(page: Path) -> None:
 
 def test_evidence_quotes_what_the_pages_have() -> None:
     assert tables.unquoted() == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
+def test_blocks_of_output_are_what_stored_runs_printed(tmp_path: Path, name: str) -> None:
+    page = archive.ROOT / name
+    assert runs.unknown_lines(page) == []
+    text = page.read_text(encoding="utf-8")
+    assert "0.7989  deployed" in text
+    (tmp_path / "page.md").write_text(text.replace("0.7989  deployed", "0.7999  deployed"))
+    (changed,) = runs.unknown_lines(tmp_path / "page.md")
+    assert "0.7999" in changed
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}, {file.stem}")
