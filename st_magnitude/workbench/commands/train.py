@@ -94,6 +94,8 @@ def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[s
     else:
         load = f'{"SentenceTransformer" if trained.is_stock else "stm.load"}("{trained.output}")'
         typer.echo(f"Saved to {trained.output}. Load it with {load}.")
+        if verdict is not None and verdict.decision is not None and verdict.decision.how:
+            say("This loads the model alone: st-magnitude search adds BM25.")
         figures |= {"output": str(trained.output), "load": load}
     if verdict is None:
         say(

@@ -196,9 +196,10 @@ def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command
 def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypatch, source):
     """On one model, with the arguments as printed."""
     monkeypatch.chdir(tmp_path)
-    with (tmp_path / "faq.csv").open("w", newline="") as file:
-        rows = [(QUERIES[q], CORPUS[d]) for q, found in RELEVANT_DOCS.items() for d in found]
-        csv.writer(file).writerows([("q", "a"), *rows])
+    rows = [(QUERIES[q], CORPUS[d]) for q, found in RELEVANT_DOCS.items() for d in found]
+    for name, columns in (("faq.csv", ("q", "a")), ("my.csv", ("question", "answer"))):
+        with (tmp_path / name).open("w", newline="") as file:
+            csv.writer(file).writerows([columns, *rows])
     data_folder.rename("my-data")
     tiny_path.rename("my-model")
     lines = (ROOT / source).read_text(encoding="utf-8").splitlines()
