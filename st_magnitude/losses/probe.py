@@ -1,4 +1,4 @@
-"""What a pass costs a model, and whether it reads padding: found once for each model."""
+"""The cost of a pass, and whether a model reads padding: found once for each model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OF_DEVICES = 8e8, 100.0
 
 @dataclass
 class Traits:
-    """What is known of a model."""
+    """Facts about a model."""
 
     num_modules: int  # with weights, which are no embeddings
     num_weights: int  # of these modules

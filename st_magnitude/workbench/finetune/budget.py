@@ -1,4 +1,4 @@
-"""What a time budget leaves of an encoder: its training, the model as it comes, or nothing."""
+"""An encoder within a time budget: trained, as it comes, or left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARGIN = 1.2  # over the time that was estimated
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done with an encoder.
+    """The part of an encoder in a run.
 
     Attributes:
         epochs: The epochs of each training. 0: it is weighed as it comes; None: it is left out.

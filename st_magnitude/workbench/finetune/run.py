@@ -262,7 +262,7 @@ class Run:
         return None if entrant.is_table or self.config.folds else FOLDS_OF_ENCODER
 
     def _plan(self, entrant: Entrant, cost: Cost) -> Plan | None:
-        """What the budget leaves of an encoder; None for a model that is trained in any case."""
+        """The plan for an encoder within the budget; None for a model that is trained anyway."""
         exam, config = self.exam, self.config
         if entrant.is_table or exam.judged is None or len(self.entrants) == 1:
             return None

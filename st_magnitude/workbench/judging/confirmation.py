@@ -1,4 +1,4 @@
-"""What was deployed, measured once on queries that chose nothing."""
+"""The deployed search, measured once on queries that chose nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Confirmation", "confirm"]
 
 @dataclass(frozen=True)
 class Confirmation(Result):
-    """What was deployed, measured once on queries that chose nothing."""
+    """The deployed search, measured once on queries that chose nothing."""
 
     split: str
     queries: int
@@ -46,7 +46,7 @@ class Confirmation(Result):
 def confirm(
     exam: Exam, models: Sequence[System], verdict: Verdict | None = None, seed: int = 0
 ) -> Confirmation | None:
-    """What a verdict deploys, or the trained model, on the queries of an exam that confirm.
+    """The search that a verdict deploys, or the trained model, on the queries of an exam that confirm.
 
     Next to it stand the systems that the decision names and the model that was trained, as far as
     there are searches of their models, and the classifier.

@@ -1,4 +1,4 @@
-"""What a model costs to serve, on the machine at hand."""
+"""The cost to serve a model, on the machine at hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCUMENTS = 64  # are encoded at once
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model costs to serve.
+    """The cost to serve a model.
 
     Attributes:
         query: Milliseconds to encode a query alone, the median of a sample.
