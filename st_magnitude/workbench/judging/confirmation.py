@@ -46,7 +46,7 @@ class Confirmation(Result):
 def confirm(
     exam: Exam, models: Sequence[System], verdict: Verdict | None = None, seed: int = 0
 ) -> Confirmation | None:
-    """The search that a verdict deploys, or the trained model, on the queries of an exam that confirm.
+    """The deployed search, or the trained model, on the queries of an exam that confirm.
 
     Next to it stand the systems that the decision names and the model that was trained, as far as
     there are searches of their models, and the classifier.
