@@ -19,6 +19,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,7 +67,9 @@ class Commands:
 
     def show(self, title: str, *command: str) -> None:
         seconds = time.perf_counter() - self.began
-        print(f"\n{title} [{seconds:.0f} s]\n$ {shlex.join(command)}\n", flush=True)
+        lines = textwrap.wrap(f"$ {shlex.join(command)}", 78, subsequent_indent="    ")
+        shown = " \\\n".join(lines)
+        print(f"\n{title} [{seconds:.0f} s]\n{shown}\n", flush=True)
 
     def run(self, title: str, *arguments: str) -> None:
         """A command of st-magnitude; if it fails, the demo ends with its exit code."""

@@ -7,6 +7,7 @@ from revela_reference import VOCABULARY, next_token_loss, padded, streams, unpad
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from st_magnitude._upstream import supports_attention_interface
 from st_magnitude.revela import attention
 from st_magnitude.revela.attention import (
     Neighbours,
@@ -135,6 +136,8 @@ def test_architecture_is_equation_3_to_8(family: str, v_norm: bool, monkeypatch)
 def test_architecture_is_refused_by_name(says: str, family: str) -> None:
     """When attaching, or in the first batch if it shows only there."""
     lm = decoder(family)
+    if family in NO_INTERFACE.split() and supports_attention_interface(lm):
+        pytest.skip("a later version of transformers computes its attention there")
     with pytest.raises(ValueError, match=says) as refusal:
         first_batch(lm)
     assert type(lm).__name__ in str(refusal.value)
