@@ -49,7 +49,7 @@ def write_memory(folder: Path, rows: Dataset, *before: str) -> None:
 
 
 def notice(folder: Path) -> str:
-    """What a user should know of the keys in the folder of a training."""
+    """A sentence for the user on the keys in the folder of a training."""
     return (
         f"{folder / MEMORY} has hashes of the {len(read_by(str(folder))):,} texts that the model"
         " has read: whoever has the file can test whether a text was among them. Commands on this"

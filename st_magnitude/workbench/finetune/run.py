@@ -294,9 +294,8 @@ class Run:
         prior = None
         if trainer is not None:
             geometry["after"] = of.figures
-            prior = (
-                _about_prior(cast(Dataset, trainer.train_dataset)) if self.config.prior else None
-            )
+            if self.config.prior:
+                prior = _about_prior(cast(Dataset, trainer.train_dataset))
         trained = TrainedModel(trainer, geometry, verdict, None, prior, confirmed)
         if is_worse and not self.config.keep_anyway:
             logger.warning(

@@ -15,9 +15,7 @@ from st_magnitude.surgery.raw import output_width
 from st_magnitude.training import run_folder
 from st_magnitude.workbench.finetune.card import RetrievalEvaluator
 from st_magnitude.workbench.judging.choice import Decision
-from st_magnitude.workbench.judging.verdict import (
-    Verdict,
-)
+from st_magnitude.workbench.judging.verdict import Verdict
 from st_magnitude.workbench.memory import write_memory
 
 __all__ = ["about_size", "note_figures", "save_trained", "write_run"]

@@ -1,4 +1,4 @@
-"""What to deploy, next to all other searches of the same queries, and what training changed."""
+"""The search to deploy, next to all others of the same queries, and the gain of training."""
 
 from __future__ import annotations
 
