@@ -77,6 +77,6 @@ def test_the_readme_on_pypi_has_no_relative_links(monkeypatch, url):
         assert readme == text("README.md")
         return
     assert not re.findall(r"\]\((?!https?://|#)", readme)
-    assert f"]({url}/raw/v1.2/docs/assets/badges/python.svg)" in readme
+    assert f"]({url}/raw/v1.2/docs/training_curve.png)" in readme
     assert f"]({url}/blob/v1.2/docs/losses.md)" in readme
     assert readme.count(url) == len(re.findall(r"\]\((?!https?://|#)", text("README.md")))
