@@ -75,9 +75,10 @@ FIGURE = re.compile(r"(?<![\w.,/])0?(\.\d+|[1-9]\d*\.\d+)(?![\w.])")
 
 
 def unknown(page: Path, text: str) -> list[str]:
-    """Decimals of a page, without code, that no page has which their section links."""
-    code = r"^```.*?^```|`[^`\n]*`"
-    text = re.sub(rf"{code}|(?:Prop\.|Cor\.|arXiv) [\d.]+", "", text, flags=re.MULTILINE | re.DOTALL)
+    """Decimals of a page that no page has which their section links, without code and numbers of
+    theorems and papers."""
+    other = r"^```.*?^```|`[^`\n]*`|(?:Prop\.|Cor\.|arXiv) [\d.]+"
+    text = re.sub(other, "", text, flags=re.MULTILINE | re.DOTALL)
     found = []
     for section in re.split(r"^## ", text, flags=re.MULTILINE):
         links = [page.parent / link for link in re.findall(r"\]\(([^)#:\s]+\.md)", section)]
