@@ -3,7 +3,7 @@ with gradient caching.
 
     OMP_NUM_THREADS=1 python benchmarks/speed/encoders.py FOLDER
 
-FOLDER has the files of `benchmarks.studies.known.defaults`. A training takes the first rows of a
+FOLDER has the files of `benchmarks.studies.known.sources`. A training takes the first rows of a
 data set in random order, 3 batches of 64 and more, 12 of 16, with the model's own dropout and
 number of tokens, on one thread in a process of its own; the losses take turns, the best of the
 runs counts, and each run has a ratio. Cached losses have mini-batches of 32 texts. ``seconds`` are
@@ -30,7 +30,7 @@ import torch
 from benchmarks.data.docstrings import bundled_minilm
 from benchmarks.speed.memory import MIB, forget_peak, in_a_process, process_peak
 from benchmarks.studies.estimates import markdown
-from benchmarks.studies.known.defaults import sources
+from benchmarks.studies.known.sources import sources
 from benchmarks.studies.models import QUIET
 from benchmarks.studies.store import Store
 from datasets import Dataset

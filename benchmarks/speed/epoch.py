@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/speed/epoch.py FOLDER
 
-FOLDER has the files of `benchmarks.studies.known.defaults`, and stsb_en_test.csv. Tests:
+FOLDER has the files of `benchmarks.studies.known.sources`, and stsb_en_test.csv. Tests:
 
 - BANKING77: all 3,080 test questions, among the 77 names of intents;
 - XQuAD: the questions of every fourth article, which is not trained on, among all paragraphs;

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.speed import encoders, epoch, training
 from benchmarks.studies import archive, runs
 from benchmarks.studies.archive import ROOT
-from benchmarks.studies.known import begin, defaults, few_shot, known, mixed, null, scope
+from benchmarks.studies.known import begin, few_shot, known, mixed, null, scope
 
 Table = Callable[[], list[str]]
 PAGES = [
@@ -41,7 +41,6 @@ TABLES: dict[str, Table] = {
     "known null": null.table,
     "known mixed": mixed.table,
     "known scope": scope.table,
-    "known defaults": defaults.table,
     "known few shot": few_shot.table,
     "whole trainings": training.table,
     "encoders": encoders.table,

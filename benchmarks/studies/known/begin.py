@@ -35,7 +35,7 @@ import torch
 from benchmarks.data import faq
 from benchmarks.data.docstrings import bundled_minilm, docstring_task
 from benchmarks.studies.estimates import markdown
-from benchmarks.studies.known.defaults import sources
+from benchmarks.studies.known.sources import sources
 from benchmarks.studies.store import Store, packed, unpacked
 from numpy.typing import NDArray
 

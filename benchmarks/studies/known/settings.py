@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.studies.known.defaults import sources
+from benchmarks.studies.known.sources import sources
 
 import st_magnitude as stm
 from st_magnitude.judge import judge

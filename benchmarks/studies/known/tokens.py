@@ -15,7 +15,7 @@ import logging
 from pathlib import Path
 
 import numpy as np
-from benchmarks.studies.known.defaults import sources
+from benchmarks.studies.known.sources import sources
 
 import st_magnitude as st
 from st_magnitude.workbench.judging.controls import bm25_control
