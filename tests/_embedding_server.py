@@ -100,10 +100,9 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             path = self.path.split("?")[0]
             status, answer = 404, {"detail": "Not Found"}
-            if server.faults.get("moved") and not path.endswith("/"):
+            if "moved" in server.faults:
                 status, answer = 307, ""
                 path = ""
-            path = path.rstrip("/")
             if path.endswith(("/embeddings", "/embed")):
                 status, answer = server.answer(path, body, dict(self.headers))
             content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
@@ -113,9 +112,7 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
                     time.sleep(0.05)
                 self.send_response(status)
                 if status == 307:
-                    self.send_header("Location", server.faults["moved"].format(path=self.path))
-                if "wait" in server.faults:
-                    self.send_header("Retry-After", server.faults["wait"])
+                    self.send_header("Location", server.faults["moved"])
                 if server.faults.get("gzip"):
                     content = gzip.compress(content)
                     self.send_header("Content-Encoding", "gzip")
