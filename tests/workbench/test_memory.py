@@ -38,7 +38,7 @@ def place(tmp_path):
     return {"data": tmp_path / "pairs.jsonl"}, tmp_path
 
 
-MEASURING = taking("verbose", but=["compare", "search"])
+MEASURING = taking("data", but=["train", "compare", "search"])
 
 
 def test_every_command_that_measures_is_tested_here():

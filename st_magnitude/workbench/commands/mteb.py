@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from st_magnitude._checks import InputError
 from st_magnitude.workbench._config import SkipEmpty
 from st_magnitude.workbench.commands.core import (
     BatchSize,
@@ -36,10 +35,6 @@ def mteb(
     """
     from st_magnitude.workbench.files.pairs import load_splits
 
-    try:
-        Path.home()
-    except RuntimeError:
-        raise InputError("mteb needs a home directory; export HOME=/tmp, or another.") from None
     data = [
         load_splits(task, skip_empty=skip_empty)[split] if Path(task).exists() else task
         for task in tasks

@@ -18,7 +18,6 @@ from st_magnitude.workbench.commands.core import (
     folder,
     save_report,
     say,
-    tell_names,
 )
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
@@ -58,8 +57,7 @@ def train(
     refuse_used_run(output, settings.resume)  # before the data are read
     refuse_missing(*[model] if model else [], *also or ())
     splits = source.splits()
-    source.tell(splits)
-    tell_names(also)
+    source.tell(splits, everything=True)
     if save_data is not None:
         splits.save(save_data)
     loaded = splits[settings.split]

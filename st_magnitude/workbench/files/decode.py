@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import re
-import shlex
 from itertools import islice
 from pathlib import Path
 
@@ -71,10 +70,7 @@ def _western(path: Path, raw: bytes) -> str:
     if not guesses:
         raise DataError(f"{path} is not UTF-8; name its encoding with --encoding NAME.")
     read = [f"{x.encoding} {shown(str(x).strip().splitlines()[0])}" for x in guesses[:3]]
-    name = guesses[0].encoding
-    said = f"{path} is not UTF-8. It reads as {', as '.join(read)}. Name its encoding, as with"
-    said += f" --encoding {name}"
-    if path.suffix.lower() not in (".gz", ".zip"):
-        code = {"mac_roman": "MACINTOSH"}.get(name, name.replace("_", "-"))
-        said += f", or iconv -f {code} -t UTF-8 {shlex.quote(str(path))} > utf8{path.suffix}"
-    raise DataError(f"{said}.")
+    raise DataError(
+        f"{path} is not UTF-8. It reads as {', as '.join(read)}. Name its encoding, as with"
+        f" --encoding {guesses[0].encoding}."
+    )

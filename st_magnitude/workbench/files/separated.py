@@ -21,16 +21,13 @@ Line = tuple[int, int, tuple[str, ...]]  # where it begins, where the next does,
 
 def lines_of(path: Path, text: str, notes: list[str]) -> list[Line]:
     """The rows of a file that are not blank, of which the first is the header."""
-    named = re.match(r"sep=.(\r\n|\r|\n)", text, re.IGNORECASE)  # for Excel
-    text = text[named.end() :] if named else text
     limit = csv.field_size_limit(2**31 - 1)  # characters of a cell; 131,072 by default
     try:
         mark = _separator(path, text)
-        first = 1 + bool(named)
         if mark == "\t":
-            lines = _parse_tabs(path, text, first, notes)
+            lines = _parse_tabs(path, text, notes)
         else:
-            lines = _parse(path, text, mark, csv.QUOTE_MINIMAL, first)
+            lines = _parse(path, text, mark, csv.QUOTE_MINIMAL)
     finally:
         csv.field_size_limit(limit)
     spans = [end - begin for begin, end, _ in lines]
@@ -60,14 +57,14 @@ def _separator(path: Path, text: str) -> str:
     return max(found)[2] if found else ","
 
 
-def _parse_tabs(path: Path, text: str, line: int, notes: list[str]) -> list[Line]:
+def _parse_tabs(path: Path, text: str, notes: list[str]) -> list[Line]:
     """Rows with tabs. A quote is a part of the text, unless quotes change no row or a cell holds a
     tab or a line break."""
     quoted: list[Line] = []
     with contextlib.suppress(DataError):
-        quoted = _parse(path, text, "\t", csv.QUOTE_MINIMAL, line)
+        quoted = _parse(path, text, "\t", csv.QUOTE_MINIMAL)
     try:
-        plain = _parse(path, text, "\t", csv.QUOTE_NONE, line)
+        plain = _parse(path, text, "\t", csv.QUOTE_NONE)
     except DataError:
         if quoted:
             return quoted
@@ -78,7 +75,7 @@ def _parse_tabs(path: Path, text: str, line: int, notes: list[str]) -> list[Line
     return plain
 
 
-def _parse(path: Path, text: str, mark: str, quoting: Literal[0, 3], line: int) -> list[Line]:
+def _parse(path: Path, text: str, mark: str, quoting: Literal[0, 3]) -> list[Line]:
     """The rows that are not blank, with the lines where they begin. If the header has a space after
     each separator, no cell begins or ends with one."""
     lines = io.StringIO(text, newline="").readlines()
@@ -99,10 +96,10 @@ def _parse(path: Path, text: str, mark: str, quoting: Literal[0, 3], line: int) 
                 if not _RULE.fullmatch("".join(cells)):
                     # a tuple, which the garbage collector can forget
                     row = tuple(map(str.strip, cells)) if skips else tuple(cells)
-                    rows.append((line + begins, line + ends, row))
+                    rows.append((begins + 1, ends + 1, row))
                 begins = ends
         except csv.Error:
-            wrong.append(line + begins)
+            wrong.append(begins + 1)
             begins += 1
     if wrong:
         others = f", nor does one on {len(wrong) - 1:,} other lines" if len(wrong) > 1 else ""

@@ -3,6 +3,8 @@
 import contextlib
 import csv
 import json
+import logging
+import re
 import shlex
 from functools import partial
 from pathlib import Path
@@ -12,11 +14,9 @@ from _calls import CALLS, COMMANDS, call, taking
 from _cli import figures, invoke, refusal
 from _embedding_server import EmbeddingServer, serving
 from _lookup import bag
-from _processes import python
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 from test_docs import ROOT
-from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, one_of
@@ -24,7 +24,7 @@ from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import summary
-from st_magnitude.workbench.commands.app import app
+from st_magnitude.workbench.commands.core import Warnings
 from st_magnitude.workbench.serving.server import Refused
 
 
@@ -39,19 +39,6 @@ def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
     assert max(map(len, help.splitlines())) <= 80
     for parameter in COMMANDS[name].params:
         assert all(f" {option} " in help for option in parameter.opts if option[0] == "-")
-
-
-def test_help_has_its_sentences_where_docstrings_are_dropped():
-    said = python("-OO", "-m", "st_magnitude", "--help").stdout
-    assert all(str(COMMANDS[name].help).partition(".")[0] in said for name in COMMANDS)
-
-
-def test_mteb_without_a_home_directory(monkeypatch):
-    def home():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", home)
-    assert "export HOME=/tmp" in refusal("mteb", "model", "none")
 
 
 def test_version_and_traceback(data_folder):
@@ -93,18 +80,6 @@ def test_our_own_faults_keep_their_traceback(monkeypatch, fails, code):
     assert len(done.stderr.splitlines()) == 1 or code == 70
 
 
-def test_a_missing_file_of_certificates_is_named(data_folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
-    assert f"SSL_CERT_FILE names '{tmp_path}/none'" in refusal("compress", "no/m", data=data_folder)
-
-
-@pytest.mark.parametrize(("variable", "is_colored"), [("OTHER", True), ("NO_COLOR", False)])
-def test_no_color_is_respected(monkeypatch, variable, is_colored):
-    monkeypatch.setenv(variable, "1")
-    done = CliRunner().invoke(app, ["compress", "none", "--data", "none"], color=True)
-    assert ("\x1b[" in done.stderr) == is_colored
-
-
 @pytest.mark.parametrize(
     ("command", "options", "named"),
     [
@@ -114,7 +89,7 @@ def test_no_color_is_respected(monkeypatch, variable, is_colored):
         ("compress", {"max_length": 9}, "leave out max_length"),
         ("calibrate", {"output": __file__}, "'--output'"),
         ("calibrate", {"confirm": "nope"}, "['dev', 'train']"),
-        ("compress", {"split": "valid"}, "qrels/valid.tsv"),
+        ("compress", {"split": "valid"}, "no split 'valid'"),
         ("train", {"dims": "64,x"}, "'--dims'"),
         ("train", {"temperature": "cold"}, "'--temperature'"),
         ("train", {"temperature": 0}, "temperature must be a positive number"),
@@ -153,24 +128,33 @@ def test_splits_that_share_queries_are_refused(data_folder, static_path, tmp_pat
     assert f"such as {copied!r}" in refusal(*words)
 
 
-@pytest.mark.parametrize("command", taking("output", but=["mteb"]))
-def test_a_folder_with_other_things_is_refused_and_stays(
-    data_folder, static_path, tmp_path, command
-):
-    output = tmp_path / "home"
-    (output / "checkpoints" / "of-mine").mkdir(parents=True)
-    files = [output / name for name in ("README.md", "checkpoints/of-mine/weights")]
-    for file in files:
-        file.write_text("mine")
-    words = call(command, model=static_path, data=data_folder)
-    assert str(output) in refusal(*words, output=output)
-    assert [file.read_text() for file in files] == ["mine", "mine"]
+NAMED = b"caf\xe9".decode("utf-8", "surrogateescape")  # as Python reads it from the command line
 
 
-@pytest.mark.parametrize("command", taking("report"))
-def test_a_report_in_place_of_a_link_is_refused_before_the_work(tmp_path, command):
-    (tmp_path / "report.html").symlink_to("precious")
-    assert "report.html" in refusal(*call(command), report=tmp_path / "report.html")
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("text", ["", NAMED])
+def test_no_option_takes_an_empty_text_or_other_bytes(name, tmp_path, monkeypatch, text):
+    """As an unset variable of the shell gives it; it is not the current folder."""
+    monkeypatch.chdir(tmp_path)
+    said = "Invalid value|" + ("empty" if not text else "has bytes that are not utf-8")
+    parameters = COMMANDS[name].params
+    required = {p.name: "x" for p in parameters if p.required}
+    arguments = [p.name for p in parameters if p.opts[0][0] != "-"]
+    for parameter in parameters:
+        given = required | {parameter.name: text}
+        words = [given.pop(name) for name in arguments if name in given]
+        if not getattr(parameter, "is_flag", False):
+            assert re.search(said, refusal(name, *words, **given)), parameter.name
+    assert not [*tmp_path.iterdir()]
+
+
+def test_warnings_are_in_the_lines_of_the_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    said = "Left out 2 rows. " * 9
+    Warnings().emit(logging.makeLogRecord({"msg": said}))
+    shown = capsys.readouterr().err
+    assert max(map(len, shown.splitlines())) <= 40
+    assert shown.split() == said.split()
 
 
 @pytest.mark.parametrize("command", taking("skip_empty", but=["mteb"]))
