@@ -74,12 +74,7 @@ def test_a_tie_keeps_the_scoring_of_today(means, noise, present, highest, best):
     assert [row[1] for row in by_exponent.rows] == curve.ndcg.tolist()
     assert sum(row[2] == "best" for row in by_exponent.rows) == 1
     assert [row[1] for row in gains.rows] == [curve.versus_cosine, curve.versus_dot]
-    assert len(sentence) == (best != highest) + (present == 0.5)
-    better = max(means[-1], means[0])
-    assert values[int(2 * curve.stock)].mean() == better
-    if present == 0.5:
-        gain = judge(values[1] - values[int(2 * curve.stock)], seed=5)
-        assert f"to {curve.stock:g}: today's is {gain} over it" in sentence[-1]
+    assert len(sentence) == (best != highest)
     assert curve.to_dict()["ndcg@10"] == dict(zip(("0", "0.5", "1"), curve.ndcg, strict=True))
 
 

@@ -129,7 +129,7 @@ class DataOptions:
 
     def tell(self, splits: Splits, everything: bool = False) -> None:
         """Says what was left out or moved, or everything on how the data were read."""
-        from st_magnitude.workbench.files.decode import LeftOut
+        from st_magnitude.workbench.files.lines import LeftOut
 
         for note in splits.notes:
             if everything or isinstance(note, LeftOut):

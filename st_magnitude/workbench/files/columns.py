@@ -13,7 +13,7 @@ from typing import NamedTuple
 from st_magnitude._checks import counted, shown
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
-from st_magnitude.workbench.files.decode import LeftOut
+from st_magnitude.workbench.files.lines import LeftOut
 from st_magnitude.workbench.files.rows import PARTS, Columns
 from st_magnitude.workbench.files.texts import remarks
 

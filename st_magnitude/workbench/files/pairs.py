@@ -18,7 +18,7 @@ from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.data.documents import as_document, read_documents
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.workbench.files.columns import Pairs, read_pairs, roles_of
-from st_magnitude.workbench.files.decode import LeftOut
+from st_magnitude.workbench.files.lines import LeftOut
 from st_magnitude.workbench.files.rows import Source, num_held_out, read_columns
 from st_magnitude.workbench.files.texts import holds_texts, neighbours, remarks
 

@@ -19,8 +19,7 @@ from pyarrow import ArrowException, parquet
 from st_magnitude._checks import needs, shown
 from st_magnitude.data.beir import DataError, json_lines, unique
 from st_magnitude.data.documents import files_of
-from st_magnitude.workbench.files.decode import LeftOut, decoded
-from st_magnitude.workbench.files.separated import lines_of
+from st_magnitude.workbench.files.lines import LeftOut, decoded, lines_of
 
 _LINES = (".csv", ".tsv", ".jsonl", ".ndjson")
 SUFFIXES = (*_LINES, *(f"{suffix}.gz" for suffix in _LINES), ".parquet")
