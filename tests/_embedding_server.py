@@ -4,12 +4,10 @@ import gzip
 import json
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -82,8 +80,6 @@ class EmbeddingServer:
         rows = self.embed(texts, normalize)
         if path == "/embed":
             return 200, rows
-        if faults.get("base64"):
-            rows = [b64encode(np.asarray(row, "<f4").tobytes()).decode() for row in rows]
         data = [
             {"embedding": row} | faults.get("index", {"index": i}) for i, row in enumerate(rows)
         ]

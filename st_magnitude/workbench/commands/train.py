@@ -38,9 +38,6 @@ def train(
     ] = None,
     output: Annotated[Path, folder("New folder for the trained model.")],
     also: Also = None,
-    save_data: Annotated[
-        Path | None, folder("New folder for the splits, in BEIR's layout.")
-    ] = None,
     report: Report = None,
     settings: TrainConfig,
 ) -> Figures:
@@ -58,8 +55,6 @@ def train(
     refuse_missing(*[model] if model else [], *also or ())
     splits = source.splits()
     source.tell(splits, everything=True)
-    if save_data is not None:
-        splits.save(save_data)
     loaded = splits[settings.split]
     say(f"{settings.split}: {loaded}")
     from st_magnitude.workbench.finetune.train import train as run

@@ -6,7 +6,6 @@ import json
 import logging
 import threading
 import time
-from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
@@ -19,7 +18,7 @@ from numpy.typing import ArrayLike
 from st_magnitude._checks import InputError, positive
 from st_magnitude.geometry import Array
 
-TRIES = 3  # of a request to a server that is busy
+WAITS = (1, 2)  # seconds, of a request to a server that is busy
 BATCH = 8  # texts in a request; all known servers take as many
 _REMEDY = "Check the URL, the model there (name), the key (api_key) and its log"
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
@@ -84,11 +83,10 @@ class Server:
             body = {"input": texts, "encoding_format": "float"}
         body = {key: value for key, value in (body | self._more).items() if value is not None}
         answer = self._post(body)
-        for again in range(1, TRIES):
-            if answer.status_code not in (429, 503):
-                break
-            time.sleep(again)
-            answer = self._post(body)
+        for seconds in WAITS:
+            if answer.status_code in (429, 503):
+                time.sleep(seconds)
+                answer = self._post(body)
         status = answer.status_code
         if status != 200:
             # Its own words are never shown: a server can repeat a key, in any escaping.
@@ -96,28 +94,19 @@ class Server:
             # llama.cpp answers a text that is too long with 500.
             if status in (400, 413, 422) or b"too large to process" in answer.content:
                 raise Refused(said)
-            if status in (429, 503):
-                raise OSError(f"{self} is too busy ({said}). Try again later.")
             raise OSError(f"{self} does not embed texts ({said}). {_REMEDY}, or try again later.")
         try:
             found = json.loads(answer.content)
             if isinstance(found, list):  # of /embed
                 return found
-            vectors = [_numbers(row["embedding"]) for row in found["data"]]
-            index = [row.get("index") for row in found["data"]]
+            # stable: rows without a number are in the order of the texts
+            rows = sorted(found["data"], key=lambda row: row.get("index") or 0)
+            return [row["embedding"] for row in rows]
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             raise InputError(
                 f"{self} does not answer with embeddings. Check the URL: it must be a route "
                 "/v1/embeddings as OpenAI's, or /embed as text-embeddings-inference's."
             ) from None
-        if all(number is None for number in index):
-            return vectors  # in the order of the texts
-        if not all(number in index for number in range(len(index))):
-            raise InputError(
-                f'{self} must number all rows of an answer by "index" from 0, or none: nobody '
-                "knows which vector belongs to which text."
-            )
-        return [vectors[index.index(number)] for number in range(len(index))]
 
     def _post(self, body: dict[str, object]) -> httpx.Response:
         """The answer. A thread waits for it, since a server that sends a byte now and then exceeds
@@ -147,11 +136,6 @@ class Server:
                 "it up, are scheme, host, port and proxy right, and is its certificate trusted "
                 "(SSL_CERT_FILE)?"
             ) from None
-
-
-def _numbers(vector: Any) -> Any:
-    """A vector, also from base64 of float32, which some servers send unasked."""
-    return np.frombuffer(b64decode(vector), "<f4") if isinstance(vector, str) else vector
 
 
 def embed_all(

@@ -32,7 +32,7 @@ def no_data(monkeypatch, tmp_path):
 
 
 def test_all_outputs_are_known():
-    assert {output for _, output, _ in PAIRS} == {"output", "save_data", "report"}
+    assert {output for _, output, _ in PAIRS} == {"output", "report"}
 
 
 @pytest.mark.parametrize(("command", "output", "other"), PAIRS)

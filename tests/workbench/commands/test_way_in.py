@@ -37,9 +37,8 @@ def pairs(tmp_path):
 
 def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     output = tmp_path / "out"
-    options = {"confirm": "test", "save_data": tmp_path / "data"}
-    said = invoke("train", data=pairs, model="wordllama", output=output, **options).output
-    assert (tmp_path / "data" / "qrels" / "dev.tsv").exists()
+    options = {"model": "wordllama", "confirm": "test"}
+    said = invoke("train", data=pairs, output=output, **options).output
     assert "'loss':" not in said
     modes = {path.stat().st_mode & 0o777 for path in output.rglob("*") if path.is_file()}
     (tmp_path / "new").touch()
