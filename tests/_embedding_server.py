@@ -1,6 +1,5 @@
 """A server that speaks embedding APIs as documented, with faults to switch on one by one."""
 
-import gzip
 import json
 import threading
 import time
@@ -38,24 +37,10 @@ class EmbeddingServer:
         self.model.max_seq_length = own
         if normalize:
             rows = torch.nn.functional.normalize(rows)
-        if "dtype" in self.faults:
-            rows = rows.to(self.faults["dtype"]).float()
-        if "dim" in self.faults:
-            rows = rows[:, : self.faults["dim"]]
-        rows = rows * self.faults.get("factor", 1.0)
-        rows[: self.faults.get("zeros", 0)] = 0
-        answer = rows.tolist()
-        if "widths" in self.faults:  # of the answers, from the last one on
-            width = self.faults["widths"].pop()
-            answer = [row[:width] for row in answer]
-        if self.faults.get("nan"):
-            answer[0][0] = float("nan")
-        return answer[: len(answer) - int(self.faults.get("drop", 0))]
+        return rows.tolist()
 
     def answer(self, path: str, body: dict, headers: dict) -> tuple[int, object]:
         faults = self.faults
-        if "sleep" in faults:
-            time.sleep(faults["sleep"])
         if faults.get("key") and headers.get("Authorization") != f"Bearer {faults['key']}":
             return 401, {
                 "error": {"message": f"Incorrect API key provided: {headers.get('Authorization')}"}
@@ -109,9 +94,6 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
                 self.send_response(status)
                 if status == 307:
                     self.send_header("Location", server.faults["moved"])
-                if server.faults.get("gzip"):
-                    content = gzip.compress(content)
-                    self.send_header("Content-Encoding", "gzip")
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
