@@ -51,7 +51,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich cuts long option names at 80 columns, and Markdown drops <split>
 )
-_show_traceback = False
 _INPUTS = ("data", "model", "also", "tasks")  # arguments that can be files or folders
 
 
@@ -68,12 +67,8 @@ def _options(
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    show_traceback: Annotated[
-        bool, Option("--traceback", help="Show where an error arose. Give it before the command.")
-    ] = False,
 ) -> None:
-    global _show_traceback
-    _show_traceback = show_traceback
+    pass
 
 
 # Options of several commands
@@ -241,14 +236,13 @@ def report(error: Exception) -> int:
         error = OSError(f"{why}.")  # files of ours are named
     is_for_user = isinstance(error, (OSError, InputError, InputTypeError, MissingPackage))
     with contextlib.suppress(OSError):  # nobody reads stderr
-        if _show_traceback or not is_for_user:
-            traceback.print_exception(error)
         if is_for_user:
             from st_magnitude.result import printable
 
             text = printable(re.sub(r"\s*\n\s*", " ", f"Error: {error}".strip()))
             typer.echo(text, err=True)
         else:
+            traceback.print_exception(error)
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
     return getattr(error, "exit_code", 2) if is_for_user else 70
 

@@ -41,14 +41,8 @@ def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
         assert all(f" {option} " in help for option in parameter.opts if option[0] == "-")
 
 
-def test_version_and_traceback(data_folder):
+def test_version():
     assert invoke("--version").stdout.strip() == stm.__version__
-    options = ("compress", "/no/such/model", "--data", data_folder, "--split", "nope")
-    assert invoke(*options).exit_code == 2
-    shown = invoke("--traceback", *options)
-    assert shown.exit_code == 2
-    assert "Traceback" in shown.stderr
-    assert "Traceback" not in refusal(*options)  # a choice of that call alone
 
 
 def refuse(kind):
