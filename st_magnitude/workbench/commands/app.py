@@ -18,7 +18,6 @@ try:
         "calibrate",
         "compress",
         "check_serving",
-        "mteb",
     )
     for _command in COMMANDS:
         import_module(f"st_magnitude.workbench.commands.{_command}")

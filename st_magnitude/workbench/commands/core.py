@@ -51,7 +51,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich cuts long option names at 80 columns, and Markdown drops <split>
 )
-_INPUTS = ("data", "model", "also", "tasks")  # arguments that can be files or folders
+_INPUTS = ("data", "model", "also")  # arguments that can be files or folders
 
 
 def _print_version(wanted: bool) -> None:

@@ -151,7 +151,7 @@ def test_warnings_are_in_the_lines_of_the_terminal(monkeypatch, capsys):
     assert shown.split() == said.split()
 
 
-@pytest.mark.parametrize("command", taking("skip_empty", but=["mteb"]))
+@pytest.mark.parametrize("command", taking("skip_empty"))
 def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command):
     """calibrate and search run, and the others refuse an option of the model."""
     with (data_folder / "corpus.jsonl").open("a") as file:
