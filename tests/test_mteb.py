@@ -138,10 +138,7 @@ def test_a_model_card_does_not_make_another_model(static_model, tmp_path):
 def test_unknown_names_are_refused(static_model, task, tmp_path):
     with pytest.raises(ValueError, match="pass its folder"):
         evaluate(static_model, [], tmp_path)
-    for model, of, named in (
-        ("nowhere", [], "nowhere"),
-        (static_model, ["NoSuchTask"], "NoSuchTask"),
-    ):
+    for model, tasks, named in (("nowhere", [], "nowhere"), (static_model, ["None"], "None")):
         with pytest.raises(ValueError, match=named) as refused:
-            evaluate(model, of)
+            evaluate(model, tasks)
         assert "KeyError" not in str(refused.value)

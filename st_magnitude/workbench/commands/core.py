@@ -80,7 +80,6 @@ Also = Annotated[
     list[str] | None,
     Option(help="Folder or hub id of another model to compare; may be given several times."),
 ]
-BatchSize = Annotated[int, Option(min=1, help="Texts to encode at a time.")]
 _Json = Annotated[bool, Option(help="Print the figures as JSON; all messages go to stderr.")]
 
 
@@ -136,7 +135,7 @@ class Judged(DataOptions):
     """Options of the commands that encode judged queries and their corpus with a model."""
 
     split: Annotated[str, Option(help="Split to measure on; keep test for the end.")] = "dev"
-    batch_size: BatchSize = 32
+    batch_size: Annotated[int, Option(min=1, help="Texts to encode at a time.")] = 32
     max_length: MaxLength = None
 
     def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, str, RetrievalData]:
