@@ -37,13 +37,6 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def inside(place, monkeypatch):
-    """The folder, as the current one."""
-    monkeypatch.chdir(place)
-    return place
-
-
 TRAIN = ("train", "--data", "data", "--model", "model", "--batch-size", 4, "--max-length", 16)
 
 
@@ -142,11 +135,12 @@ def whole(place):
 
 
 @pytest.mark.parametrize("fault", ["killed", "disk full"])
-def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp_path, fault):
+def test_a_run_that_dies_loses_what_was_not_saved(place, whole, tmp_path, monkeypatch, fault):
     """Resumed after SIGKILL, or on a disk that was full, the weights are those of a whole run."""
+    monkeypatch.chdir(place)
     output = ("--output", tmp_path / "died")
     code = -signal.SIGKILL if fault == "killed" else 2
-    died = forked("-c", DYING, fault, *LONG, *output, code=code, cwd=inside)
+    died = forked("-c", DYING, fault, *LONG, *output, code=code, cwd=place)
     if fault == "disk full":
         assert "checkpoint with --resume" in " ".join(died.stderr.split())
         assert "Traceback" not in died.stderr

@@ -148,28 +148,24 @@ def test_known_data_are_told_of_in_short(static_path, tmp_path, command):
         assert len(said.splitlines()) == 1
 
 
-def test_a_damaged_decision_is_refused(recommended):
-    model, file, _ = recommended
-    (model / "deploy.json").write_text("{}")
-    assert "deploy.json is damaged" in refusal("search", model, "tea", data=file)
-
-
-def test_a_system_that_the_folder_lacks_is_refused_by_name(recommended):
+def test_decisions_that_cannot_be_followed_are_refused(recommended):
     model, file, decide = recommended
-    said = refusal("search", model, "tea", data=file, system="BM25")
-    assert "has no deploy.json, so 'BM25' is unknown there" in said
+
+    def refused(**options):
+        return refusal("search", model, "tea", data=file, **options)
+
+    assert "has no deploy.json, so 'BM25' is unknown there" in refused(system="BM25")
     decide("the trained one", "", ".")
-    said = refusal("search", model, "tea", data=file, system="BM52")
+    said = refused(system="BM52")
     assert "There is no system 'BM52'; the folder knows 'the model', 'BM25'" in said
     decide("gone", "", str(model / "gone"))
-    assert "deploys 'gone' with a model elsewhere. There is no" in refusal(
-        "search", model, "tea", data=file
-    )
+    assert "deploys 'gone' with a model elsewhere. There is no" in refused()
+    (model / "deploy.json").write_text("{}")
+    assert "deploy.json is damaged" in refused()
 
 
 def test_what_a_newer_version_has_written_is_left_out(recommended):
-    """And the pretrained model of an older one, which the folder does not hold, is refused."""
-    model, file, decide = recommended
+    model, _, decide = recommended
     decide("the trained one with BM25", HALF, ".")
     path = model / "deploy.json"
     known = json.loads(path.read_text())
@@ -177,11 +173,6 @@ def test_what_a_newer_version_has_written_is_left_out(recommended):
     more["systems"]["BM25"]["news"] = 1
     path.write_text(json.dumps(more))
     assert to_plain(Decision.load(model)) == known
-    old = {"name": "the pretrained model", "ndcg": 0.5, "how": "", "over": "", "lead": None}
-    path.write_text(json.dumps(old | {"is_trained": False, "beats_over": True}))
-    assert "deploys 'the pretrained model' with a model elsewhere" in refusal(
-        "search", model, "tea", data=file
-    )
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
