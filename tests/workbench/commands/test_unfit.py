@@ -60,7 +60,9 @@ UNFIT = {
 
 
 # each command and each kind in turn
-@pytest.mark.parametrize(("command", "kind"), zip(COMMANDS, itertools.cycle(UNFIT), strict=False))
+@pytest.mark.parametrize(
+    ("command", "kind"), [*zip(COMMANDS, itertools.cycle(UNFIT), strict=False)]
+)
 def test_a_model_that_cannot_answer_is_refused(tiny_path, data_folder, tmp_path, kind, command):
     change, said = UNFIT[kind]
     change(tiny_path)
