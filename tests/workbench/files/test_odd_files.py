@@ -14,8 +14,6 @@ import pandas
 import polars
 import pyarrow
 import pytest
-from _calls import call, taking
-from _processes import python
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from datasets.data_files import SPLIT_KEYWORDS
 from pyarrow import parquet
@@ -370,24 +368,3 @@ def test_long_documents_are_counted(tmp_path):
     for notes in (splits.notes, load_splits(tmp_path / "data").notes):
         assert "1 document of more than 10,000 characters" in " ".join(notes)
     assert "The data have" not in " ".join(load_splits(ROWS).notes)
-
-
-IMPORTED = """
-import sys
-from st_magnitude.workbench.commands.app import app
-for command in sys.argv[1:]:
-    sys.argv = ["st-magnitude", *command.split()]
-    try:
-        app()
-    except SystemExit as error:
-        print(command, error.code, sorted({"torch", "sentence_transformers"} & {*sys.modules}))
-"""
-
-
-def test_data_are_read_before_torch_is(tmp_path):
-    (tmp_path / "a.csv").write_text("title,body\na,b\n")
-    names = taking("data")
-    commands = [" ".join(call(name, model="wordllama", data="a.csv")) for name in names]
-    done = python("-c", IMPORTED, *commands, cwd=tmp_path)
-    assert done.stderr.count("--columns query=NAME,document=NAME") == len(commands)
-    assert done.stdout.splitlines() == [f"{command} 2 []" for command in commands]

@@ -54,7 +54,7 @@ def test_a_data_set_of_the_hub(monkeypatch, name, sizes):
     assert [len(splits[part].queries) for part in ("train", "dev", "test")] == sizes
 
 
-@pytest.mark.parametrize("kind", ["folder", "txt", "csv", "jsonl", "rows"])
+@pytest.mark.parametrize("kind", ["folder", "txt", "csv", "rows"])
 def test_texts_without_labels(tmp_path, kind):
     """A chunk asks for its neighbours, and a document is in one split, if there are three."""
     pytest.importorskip("sentencex")
@@ -70,10 +70,8 @@ def test_texts_without_labels(tmp_path, kind):
         source = write(tmp_path, **{f"{i}__md": text for i, text in enumerate(texts)})
     elif kind == "txt":
         write(tmp_path, a__txt=texts[0])
-    elif kind == "csv":
-        data.to_csv(source)
     else:
-        data.to_json(source)
+        data.to_csv(source)
     splits = load_splits(source)
     assert "no labels" in splits.caveat
     assert not splits.drawn
