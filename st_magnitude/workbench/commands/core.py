@@ -32,7 +32,7 @@ from typer.models import OptionInfo
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, in_range
 from st_magnitude._files import OUR_PAGE, refuse_foreign
 from st_magnitude.workbench import _config
-from st_magnitude.workbench._config import MaxLength, SkipEmpty
+from st_magnitude.workbench._config import SkipEmpty
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -136,17 +136,14 @@ class Judged(DataOptions):
 
     split: Annotated[str, Option(help="Split to measure on; keep test for the end.")] = "dev"
     batch_size: Annotated[int, Option(min=1, help="Texts to encode at a time.")] = 32
-    max_length: MaxLength = None
 
     def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, str, RetrievalData]:
         """The model, and the split to measure on with its name: see `unread_split`."""
         splits[self.split]  # before the model is loaded
-        from st_magnitude.saving.export import limit_length, load
+        from st_magnitude.saving.export import load
         from st_magnitude.workbench.memory import unread_split
 
         encoder = load(model)
-        if self.max_length is not None:
-            limit_length(encoder, self.max_length)
         self.tell(splits)
         split, data = unread_split(splits, self.split, model)
         say(f"{split}: {data}")

@@ -80,7 +80,6 @@ def test_our_own_faults_keep_their_traceback(monkeypatch, fails, code):
         ("compress", {"data": "no/such/folder"}, "no/such/folder"),
         ("compress", {"dims": 257}, "257"),
         ("compress", {"similarity": "l2"}, "'l2'"),
-        ("compress", {"max_length": 9}, "leave out max_length"),
         ("calibrate", {"output": __file__}, "'--output'"),
         ("calibrate", {"confirm": "nope"}, "['dev', 'train']"),
         ("compress", {"split": "valid"}, "no split 'valid'"),
@@ -153,14 +152,14 @@ def test_warnings_are_in_the_lines_of_the_terminal(monkeypatch, capsys):
 
 @pytest.mark.parametrize("command", taking("skip_empty"))
 def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command):
-    """calibrate and search run, and the others refuse an option of the model."""
+    """Commands that measure run, and the others refuse an option of the model."""
     with (data_folder / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d21", "text": ""}\n')
     for path in data_folder.glob("qrels/*.tsv"):
         query = path.read_text().splitlines()[1].split("\t")[0]
         path.write_text(f"{path.read_text()}{query}\td21\t1\n")
     words = call(command, model=static_path, data=data_folder, out=tmp_path / "out")
-    refuses = command not in ("calibrate", "search")
+    refuses = command in ("train", "compare")
     options = {"max_length": 9} if refuses else {}
     assert "'d21' is not in corpus.jsonl, or is empty there" in refusal(*words, **options)
     done = invoke(*words, **options, skip_empty=True)
@@ -197,11 +196,10 @@ def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypa
 
 def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path, caplog):
     options = {"top_k": 5, "similarity": "dot"}
-    done = invoke("compress", tiny_path, data=data_folder, dims="16,5", max_length=9, **options)
+    done = invoke("compress", tiny_path, data=data_folder, dims="16,5", **options)
     assert done.exit_code == 0, done.output
     assert "8 queries are few to choose a format" in caplog.text
     model = stm.load(tiny_path)
-    model.max_seq_length = 9
     task = QUERIES, CORPUS, RELEVANT_DOCS
     evaluator = CompressionEvaluator(*task, dims=[16, 5], **options)
     evaluator(model)
@@ -221,8 +219,3 @@ def test_calibrate_confirms_on_the_other_split(tmp_path):
     assert found["ndcg@10"]["1"] == pytest.approx(0.6309, abs=1e-4)
     assert found["confirm"]["versus_cosine"]["mean"] == pytest.approx(0.6309 - 1, abs=1e-4)
     assert found["confirm"]["versus_dot"]["mean"] == 0
-
-
-def test_calibrate_saves_a_model_that_reads_as_much_as_before(data_folder, tiny_path, tmp_path):
-    figures("calibrate", tiny_path, data=data_folder, max_length=8, output=tmp_path / "out")
-    assert stm.load(tmp_path / "out").max_seq_length == stm.load(tiny_path).max_seq_length == 64
