@@ -52,6 +52,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich cuts long option names at 80 columns, and Markdown drops <split>
 )
 _INPUTS = ("data", "model", "also")  # arguments that can be files or folders
+_UNSET = ", as an unset variable of the shell is; give a value."
 
 
 def _print_version(wanted: bool) -> None:
@@ -337,9 +338,6 @@ class Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # nobody reads stderr
             say(record.getMessage(), err=True)
-
-
-_UNSET = ", as an unset variable of the shell is; give a value."
 
 
 def folder(help: str) -> OptionInfo:

@@ -302,12 +302,11 @@ def test_the_command(model, tmp_path, monkeypatch):
         assert (figures["same"], figures["findings"], figures["exit_code"]) == (True, [], 0)
         run(2)  # without the key
         run(2, "--api-key-env", "NOT_SET")
-        for no_object in ("[]", "[" * 9999, '{"api_key": "secret', '{"n": 1' + "0" * 9999 + "}"):
+        for no_object in ("[]", "[" * 9999, "{'api_key': 'secret'}", '{"n": 1' + "0" * 9999 + "}"):
             run(2, "--request", no_object)
         weights = tmp_path / "model" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1])
         assert f"'{tmp_path / 'model'}' is incomplete" in run(2).stderr
-        assert "from its character 2 on" in run(2, "--request", "{'api_key': 'secret'}").output
 
 
 @pytest.mark.parametrize(
