@@ -16,7 +16,6 @@ CALLS = {
     "calibrate": "model --data data",
     "compress": "model --data data",
     "check-serving": "http://127.0.0.1:9/v1 --model model",
-    "mteb": "model data --split dev",
 }
 
 

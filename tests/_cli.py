@@ -7,13 +7,13 @@ from typer.testing import CliRunner
 from st_magnitude.workbench.commands.app import app
 
 
-def invoke(command, *arguments, input=None, **options):
+def invoke(command, *arguments, **options):
     """Runs a command; ``top_k=5`` stands for ``--top-k 5``, True for an option without a value."""
     words = [command, *map(str, arguments)]
     for name, value in options.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return CliRunner().invoke(app, words, input=input)
+    return CliRunner().invoke(app, words)
 
 
 def figures(*arguments, **options):

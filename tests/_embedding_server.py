@@ -1,15 +1,12 @@
 """A server that speaks embedding APIs as documented, with faults to switch on one by one."""
 
-import gzip
 import json
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -40,24 +37,10 @@ class EmbeddingServer:
         self.model.max_seq_length = own
         if normalize:
             rows = torch.nn.functional.normalize(rows)
-        if "dtype" in self.faults:
-            rows = rows.to(self.faults["dtype"]).float()
-        if "dim" in self.faults:
-            rows = rows[:, : self.faults["dim"]]
-        rows = rows * self.faults.get("factor", 1.0)
-        rows[: self.faults.get("zeros", 0)] = 0
-        answer = rows.tolist()
-        if "widths" in self.faults:  # of the answers, from the last one on
-            width = self.faults["widths"].pop()
-            answer = [row[:width] for row in answer]
-        if self.faults.get("nan"):
-            answer[0][0] = float("nan")
-        return answer[: len(answer) - int(self.faults.get("drop", 0))]
+        return rows.tolist()
 
     def answer(self, path: str, body: dict, headers: dict) -> tuple[int, object]:
         faults = self.faults
-        if "sleep" in faults:
-            time.sleep(faults["sleep"])
         if faults.get("key") and headers.get("Authorization") != f"Bearer {faults['key']}":
             return 401, {
                 "error": {"message": f"Incorrect API key provided: {headers.get('Authorization')}"}
@@ -82,8 +65,6 @@ class EmbeddingServer:
         rows = self.embed(texts, normalize)
         if path == "/embed":
             return 200, rows
-        if faults.get("base64"):
-            rows = [b64encode(np.asarray(row, "<f4").tobytes()).decode() for row in rows]
         data = [
             {"embedding": row} | faults.get("index", {"index": i}) for i, row in enumerate(rows)
         ]
@@ -100,10 +81,9 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             path = self.path.split("?")[0]
             status, answer = 404, {"detail": "Not Found"}
-            if server.faults.get("moved") and not path.endswith("/"):
+            if "moved" in server.faults:
                 status, answer = 307, ""
                 path = ""
-            path = path.rstrip("/")
             if path.endswith(("/embeddings", "/embed")):
                 status, answer = server.answer(path, body, dict(self.headers))
             content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
@@ -113,12 +93,7 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
                     time.sleep(0.05)
                 self.send_response(status)
                 if status == 307:
-                    self.send_header("Location", server.faults["moved"].format(path=self.path))
-                if "wait" in server.faults:
-                    self.send_header("Retry-After", server.faults["wait"])
-                if server.faults.get("gzip"):
-                    content = gzip.compress(content)
-                    self.send_header("Content-Encoding", "gzip")
+                    self.send_header("Location", server.faults["moved"])
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)

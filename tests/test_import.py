@@ -1,10 +1,12 @@
 """Importing the package asks no network, and loads what is used and nothing else."""
 
 import compileall
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from _calls import call, taking
 from _processes import forked, python
 
 import st_magnitude
@@ -48,19 +50,24 @@ def test_import_is_offline_and_light():
     assert python("-c", GUARDED).stdout == expected
 
 
-def test_help_and_a_mistake_import_no_torch():
-    code = """
-import sys
+HELP = """
+import json, sys
 from typer.testing import CliRunner
 from st_magnitude.workbench.commands.app import app
 
-wrong = (["tarin"], ["train", "--oops"])
-for arguments in (["--help"], ["--version"], ["train", "--help"], *wrong):
+for arguments in json.loads(sys.argv[1]):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code in (0, 2), result.output
     assert "torch" not in sys.modules, arguments
 """
-    python("-c", code)
+
+
+def test_help_and_a_mistake_import_no_torch(tmp_path):
+    """Nor do data that cannot be read, by any command."""
+    (tmp_path / "a.csv").write_text("title,body\na,b\n")
+    arguments = [["--help"], ["--version"], ["train", "--help"], ["tarin"], ["train", "--oops"]]
+    arguments += [call(name, model="wordllama", data="a.csv") for name in taking("data")]
+    python("-c", HELP, json.dumps(arguments), cwd=tmp_path)
 
 
 def test_an_installation_without_sources_has_all_names(tmp_path):

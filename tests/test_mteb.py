@@ -1,7 +1,6 @@
 """Local data scored by mteb equals what sentence-transformers' own evaluator and ours say."""
 
 import pytest
-from _cli import figures, refusal
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 import st_magnitude as stm
@@ -69,17 +68,17 @@ def test_the_query_itself_does_not_count(static_model, task):
     assert ndcg(result) == pytest.approx(raw, abs=6e-6)
 
 
-def test_the_command_and_its_cache(static_model, task, tmp_path):
+def test_results_are_kept_for_the_same_model_and_data(static_model, task, tmp_path):
     """Another model in the same place and changed data are scored anew, and nothing else is."""
 
     def score():
         """The name of the task and its nDCG@10, which is what our evaluator finds."""
-        places = [tmp_path / name for name in ("model", "data")]
-        found = figures("mteb", *places, output=tmp_path / "results")
-        ((name, value),) = found["scores"].items()
+        data = stm.load_splits(tmp_path / "data")["test"]
+        (result,) = evaluate(tmp_path / "model", [data], tmp_path / "results").task_results
+        value = result.get_score()
         expected = MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
         assert value == pytest.approx(expected, abs=6e-6)
-        return name, value
+        return result.task_name, value
 
     RetrievalData(*task.values()).save(tmp_path / "data")
     values = {}
@@ -95,8 +94,8 @@ def test_the_command_and_its_cache(static_model, task, tmp_path):
     assert score() == (name, values["dot"])
     assert before == {path: path.stat().st_mtime_ns for path in before}
     next(iter(before)).write_text("{")
-    places = [tmp_path / name for name in ("model", "data")]
-    assert f"{name}.json is torn" in refusal("mteb", *places, output=tmp_path / "results")
+    with pytest.raises(ValueError, match=f"{name}.json is torn"):
+        score()
     task["relevant_docs"]["q1"] = {"d20"}
     next(iter(before)).unlink()
     RetrievalData(*task.values()).save(tmp_path / "data")
@@ -136,16 +135,10 @@ def test_a_model_card_does_not_make_another_model(static_model, tmp_path):
     assert revision() != before
 
 
-def test_unknown_names_are_refused(static_model, task, tmp_path, monkeypatch):
+def test_unknown_names_are_refused(static_model, task, tmp_path):
     with pytest.raises(ValueError, match="pass its folder"):
         evaluate(static_model, [], tmp_path)
-    monkeypatch.chdir(tmp_path)
-    RetrievalData(*task.values()).save(tmp_path / "data")
-    for model, task, split, named in (
-        ("nowhere", "data", "test", "nowhere"),
-        ("data", "NoSuchTask", "test", "NoSuchTask"),
-        ("data", "data", "dev", "['test']"),
-    ):
-        said = refusal("mteb", model, task, split=split)
-        assert named in said
-        assert "KeyError" not in said
+    for model, tasks, named in (("nowhere", [], "nowhere"), (static_model, ["None"], "None")):
+        with pytest.raises(ValueError, match=named) as refused:
+            evaluate(model, tasks)
+        assert "KeyError" not in str(refused.value)

@@ -73,11 +73,6 @@ class ExponentCurve(Options[float], Result):
         not find clearly worse than `highest`. Models with 1 and 0 load without this package."""
         return self.value
 
-    @property
-    def stock(self) -> float:
-        """The better one of 0 (dot) and 1 (cosine), whose models load without this package."""
-        return float(self.ndcg[-1] >= self.ndcg[0])
-
     @cached_property
     def versus_cosine(self) -> Difference:
         """nDCG@10 of `held_out`, whose queries did not choose, minus nDCG@10 at exponent 1."""
@@ -115,13 +110,6 @@ class ExponentCurve(Options[float], Result):
             why = "the model has today" if is_kept else "loads anywhere, without st_magnitude"
             found = f"Exponent {self.highest:g} is not clearly better than"
             yield f"{found} {self.best:g}, which {why}."
-        if 0 < self.present < 1:
-            name = "cosine" if self.stock else "dot"
-            today = self.at(self.present).minus(self.at(self.stock), seed=self.seed)
-            yield (
-                f'For stock modules, stm.prepare(model, "{name}") rounds the exponent'
-                f" {self.present:.3g} to {self.stock:g}: today's is {today} over it."
-            )
         if self.geometry:
             yield self._geometry()
 

@@ -144,18 +144,13 @@ def test_columns_of_judgments(tmp_path, qrels):
     assert (data.relevant, data.negatives) == ({"q1": {"d0": 2}}, {"q1": {"d1"}, "q2": {"d1"}})
 
 
-def test_a_split_that_cannot_be_read_does_not_stop_another(tmp_path):
+def test_a_split_that_cannot_be_read_is_named(tmp_path):
     write(tmp_path, qrels="q1\td0\t1\n")
+    with pytest.raises(DataError, match=r"has no split 'dev'; its splits are \['test'\]"):
+        load_splits(tmp_path)["dev"]
     (tmp_path / "qrels" / "train.tsv").write_bytes(b"q2\td1\t1\n\xff\n")
-    (tmp_path / "qrels" / "dev.jsonl").touch()
-    splits = load_splits(tmp_path)
-    splits.check_held_out("test")
-    assert [*splits] == ["test"]
-    assert "The train split is left out: " in splits.notes[0]
-    with pytest.raises(DataError, match="line 2: is not UTF-8"):
-        splits["train"]
-    with pytest.raises(DataError, match=r"no qrels/dev\.tsv; .*Convert dev\.jsonl"):
-        splits["dev"]
+    with pytest.raises(DataError, match=r"train.tsv, line 2: is not UTF-8"):
+        load_splits(tmp_path)
 
 
 @pytest.mark.parametrize(

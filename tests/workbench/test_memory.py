@@ -38,11 +38,11 @@ def place(tmp_path):
     return {"data": tmp_path / "pairs.jsonl"}, tmp_path
 
 
-MEASURING = taking("verbose", but=["compare", "search"])
+MEASURING = taking("data", but=["train", "compare", "search"])
 
 
 def test_every_command_that_measures_is_tested_here():
-    assert COMMANDS.keys() <= {*MEASURING, "search", "train", "compare", "mteb", "check-serving"}
+    assert COMMANDS.keys() <= {*MEASURING, "search", "train", "compare", "check-serving"}
 
 
 @pytest.mark.parametrize("name", MEASURING)
@@ -70,18 +70,6 @@ def test_calibrate_confirms_on_what_neither_chose_nor_was_read(place, tmp_path):
     options["data"].write_text(rows)
     found = figures("calibrate", folder / "model", split="test", confirm="dev", **options)
     assert found["confirm"]["queries"] == 10
-
-
-def test_mteb_is_given_what_the_model_has_not_read(place, monkeypatch):
-    pytest.importorskip("mteb")
-    from st_magnitude import mteb
-
-    options, folder = place
-    asked = []
-    task = mteb.retrieval_task
-    monkeypatch.setattr(mteb, "retrieval_task", lambda d: asked.append(len(d.queries)) or task(d))
-    figures("mteb", folder / "model", options["data"])
-    assert asked == [40]
 
 
 def test_a_second_training_is_judged_by_what_the_first_has_not_read(place, static_path):

@@ -1,31 +1,20 @@
 """The command line with all its commands."""
 
+from __future__ import annotations
+
+import logging
+import os
 import sys
+import warnings
+from importlib import import_module
 
-try:
-    import logging
-    import os
-    import warnings
-    from importlib import import_module
-
-    from st_magnitude.workbench.commands.core import Warnings, app, report, show_progress
-
-    # In the order in which `st-magnitude --help` lists them. Each module registers its command.
-    COMMANDS = (
-        "train",
-        "search",
-        "compare",
-        "calibrate",
-        "compress",
-        "check_serving",
-        "mteb",
-    )
-    for _command in COMMANDS:
-        import_module(f"st_magnitude.workbench.commands.{_command}")
-except KeyboardInterrupt:  # this takes most of a second
-    sys.exit(130)
+from st_magnitude.workbench.commands.core import Warnings, app, report, show_progress
 
 __all__ = ["app", "main"]
+
+# In the order in which `st-magnitude --help` lists them. Each module registers its command.
+for _command in ("train", "search", "compare", "calibrate", "compress", "check_serving"):
+    import_module(f"st_magnitude.workbench.commands.{_command}")
 
 
 def main() -> None:

@@ -55,14 +55,12 @@ def calibrate(
         confirmed = calibrate_exponent(encoder, others, [curve.best], **judged.encode)
         figures["confirm"] = {"split": confirm, **_gains(confirmed, curve.best)}
     if output is not None:
-        from st_magnitude.saving.export import export, load
+        from st_magnitude.saving.export import export
         from st_magnitude.similarity import Similarity
         from st_magnitude.surgery.normalize import prepare
 
         best = curve.best
-        # loaded again, with its own token limit
-        chosen = prepare(load(model), Similarity(1.0, best))
-        export(chosen, output)
+        export(prepare(encoder, Similarity(1.0, best)), output)
         loads = "SentenceTransformer" if best in (0, 1) else "stm.load"
         typer.echo(f'Saved with document exponent {best:g}. Load it with {loads}("{output}").')
         figures["output"] = str(output)

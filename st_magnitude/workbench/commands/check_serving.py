@@ -34,25 +34,23 @@ def check_serving(
     rankings are the same, what differs, and the usual causes. The exit code is 0 if all is the
     same, 1 if something differs, and 2 if the server could not be checked.
     """
-    broken_at = 0
     try:
         extra = json.loads(request or "{}")
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError):
         extra = None
-        broken_at = getattr(error, "pos", 0)
     if not isinstance(extra, dict):
         raise InputError(
-            "--request must be a JSON object as '{\"normalize\": false}', and is none "
-            f"from its character {broken_at + 1} on; it is not shown, since it can hold a key."
+            "--request must be a JSON object as '{\"normalize\": false}'. What you gave is none; it"
+            " is not shown, since it can hold a key."
         )
-    if api_key_env is not None and not os.environ.get(api_key_env):
+    key = os.environ.get(api_key_env) if api_key_env else None
+    if api_key_env and not key:
         raise InputError(
             "The environment variable that --api-key-env names is not set; export the key into it,"
             " and give the name of the variable, not the key."
         )
     from st_magnitude.workbench.serving.check import check_serving as check
 
-    key = None if api_key_env is None else os.environ[api_key_env]
     found = check(
         url,
         model,

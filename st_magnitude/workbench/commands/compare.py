@@ -11,14 +11,13 @@ from st_magnitude._files import refuse_used_folder
 from st_magnitude.workbench.commands.core import (
     Also,
     Base,
+    DataOptions,
     Figures,
-    KnownData,
     Report,
     command,
     folder,
     save_report,
     say,
-    tell_names,
 )
 from st_magnitude.workbench.comparison.config import CompareConfig
 
@@ -26,7 +25,7 @@ from st_magnitude.workbench.comparison.config import CompareConfig
 @command
 def compare(
     *,
-    source: KnownData,
+    source: DataOptions,
     model: Base = "wordllama",
     output: Annotated[Path, folder("New folder for the winning model and tables.")],
     also: Also = None,
@@ -47,7 +46,6 @@ def compare(
     splits = source.splits()
     say(f"{settings.split}: {splits[settings.split]}")
     source.tell(splits)
-    tell_names(also)
     from st_magnitude.workbench.comparison.compare import compare as run
     from st_magnitude.workbench.memory import notice
 

@@ -6,7 +6,6 @@ option answer at once.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import errno
 import gc
@@ -23,7 +22,7 @@ from functools import wraps
 from itertools import permutations
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer import Option
@@ -33,7 +32,7 @@ from typer.models import OptionInfo
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, in_range
 from st_magnitude._files import OUR_PAGE, refuse_foreign
 from st_magnitude.workbench import _config
-from st_magnitude.workbench._config import MaxLength, SkipEmpty
+from st_magnitude.workbench._config import SkipEmpty
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -52,8 +51,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich cuts long option names at 80 columns, and Markdown drops <split>
 )
-_show_traceback = False
-_INPUTS = ("data", "model", "also", "tasks")  # arguments that can be files or folders
+_INPUTS = ("data", "model", "also")  # arguments that can be files or folders
+_UNSET = ", as an unset variable of the shell is; give a value."
 
 
 def _print_version(wanted: bool) -> None:
@@ -66,18 +65,11 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    context: typer.Context,
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    show_traceback: Annotated[
-        bool, Option("--traceback", help="Show where an error arose. Give it before the command.")
-    ] = False,
 ) -> None:
-    global _show_traceback
-    _show_traceback = show_traceback
-    if os.environ.get("NO_COLOR"):
-        context.color = False  # typer takes it for its own messages alone
+    pass
 
 
 # Options of several commands
@@ -89,7 +81,6 @@ Also = Annotated[
     list[str] | None,
     Option(help="Folder or hub id of another model to compare; may be given several times."),
 ]
-BatchSize = Annotated[int, Option(min=1, help="Texts to encode at a time.")]
 _Json = Annotated[bool, Option(help="Print the figures as JSON; all messages go to stderr.")]
 
 
@@ -114,9 +105,7 @@ class DataOptions:
     encoding: Annotated[
         str | None, Option(help="Encoding of files that are not UTF-8, such as cp1251.")
     ] = None
-    sheet: Annotated[
-        str | None, Option(help="Sheet of a spreadsheet; default: the first with two texts.")
-    ] = None
+    sheet: Annotated[str | None, Option(help="Sheet of a spreadsheet; default: the first.")] = None
     skip_empty: SkipEmpty = False
 
     def splits(self) -> Splits:
@@ -133,9 +122,9 @@ class DataOptions:
             skip_empty=self.skip_empty,
         )
 
-    def tell(self, splits: Splits, everything: bool = True) -> None:
-        """Says how the data were read; at least what was left out or moved."""
-        from st_magnitude.workbench.files.decode import LeftOut
+    def tell(self, splits: Splits, everything: bool = False) -> None:
+        """Says what was left out or moved, or everything on how the data were read."""
+        from st_magnitude.workbench.files.lines import LeftOut
 
         for note in splits.notes:
             if everything or isinstance(note, LeftOut):
@@ -143,32 +132,19 @@ class DataOptions:
 
 
 @dataclass(frozen=True)
-class KnownData(DataOptions):
-    """Options of the commands that leave it to `train` to tell how the data were read."""
-
-    verbose: Annotated[bool, Option(help="Print also how the data were read.")] = False
-
-    def tell(self, splits: Splits, everything: bool = False) -> None:
-        super().tell(splits, everything or self.verbose)
-
-
-@dataclass(frozen=True)
-class Judged(KnownData):
+class Judged(DataOptions):
     """Options of the commands that encode judged queries and their corpus with a model."""
 
     split: Annotated[str, Option(help="Split to measure on; keep test for the end.")] = "dev"
-    batch_size: BatchSize = 32
-    max_length: MaxLength = None
+    batch_size: Annotated[int, Option(min=1, help="Texts to encode at a time.")] = 32
 
     def load(self, model: str, splits: Splits) -> tuple[SentenceTransformer, str, RetrievalData]:
         """The model, and the split to measure on with its name: see `unread_split`."""
         splits[self.split]  # before the model is loaded
-        from st_magnitude.saving.export import limit_length, load
+        from st_magnitude.saving.export import load
         from st_magnitude.workbench.memory import unread_split
 
         encoder = load(model)
-        if self.max_length is not None:
-            limit_length(encoder, self.max_length)
         self.tell(splits)
         split, data = unread_split(splits, self.split, model)
         say(f"{split}: {data}")
@@ -227,14 +203,8 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
         raise typer.Exit(figures.get("exit_code", 0))
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    app.command(cls=_Command, help=function.__doc__ or _docstring(function))(run)
+    app.command(cls=_Command, help=function.__doc__)(run)
     return function
-
-
-def _docstring(function: Callable[..., Figures]) -> str | None:
-    """The docstring of a function, from its source: Python drops it under -OO."""
-    (definition,) = ast.parse(inspect.getsource(function)).body
-    return ast.get_docstring(cast(ast.FunctionDef, definition))
 
 
 class _Command(TyperCommand):
@@ -263,17 +233,13 @@ def report(error: Exception) -> int:
         error = OSError(f"{why}.")  # files of ours are named
     is_for_user = isinstance(error, (OSError, InputError, InputTypeError, MissingPackage))
     with contextlib.suppress(OSError):  # nobody reads stderr
-        if _show_traceback or not is_for_user:
-            traceback.print_exception(error)
         if is_for_user:
             from st_magnitude.result import printable
 
             text = printable(re.sub(r"\s*\n\s*", " ", f"Error: {error}".strip()))
-            for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
-                if isinstance(error, OSError) and not Path(os.environ.get(name, ".")).exists():
-                    text += f" {name} names {os.environ[name]!r}, which does not exist."
-            typer.secho(text, fg=typer.colors.RED, err=True)
+            typer.echo(text, err=True)
         else:
+            traceback.print_exception(error)
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
     return getattr(error, "exit_code", 2) if is_for_user else 70
 
@@ -284,9 +250,10 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        encoding = sys.getfilesystemencoding()
-        how = "rename the file" if encoding == "utf-8" else "set PYTHONUTF8=1"
-        raise InputError(f"{name.upper()} has bytes that are not {encoding}: {how}.") from None
+        raise InputError(
+            f"{name.upper()} has bytes that are not {sys.getfilesystemencoding()}: set"
+            " PYTHONUTF8=1, or rename the file."
+        ) from None
 
 
 def _refuse_inputs(places: Sequence[tuple[str, str | Path]]) -> None:
@@ -373,18 +340,6 @@ class Warnings(logging.Handler):
             say(record.getMessage(), err=True)
 
 
-def tell_names(also: Sequence[str] | None) -> None:
-    """Says what models are called whose paths are long."""
-    from st_magnitude.workbench.judging.choice import short_names
-
-    for name, path in short_names(also or ()).items():
-        if name != path:
-            say(f"{path} is called {name}.")
-
-
-_UNSET = ", as an unset variable of the shell is; give a value."
-
-
 def folder(help: str) -> OptionInfo:
     """An option that takes a folder, and refuses a file before anything is loaded."""
 
@@ -399,8 +354,6 @@ def folder(help: str) -> OptionInfo:
 def _path(given: str) -> Path:
     if not given:  # typer takes nothing for the current folder
         raise typer.BadParameter(f"it is empty{_UNSET}")
-    if given == "-":
-        raise typer.BadParameter("'-' is no place to write to; give a name.")
     return Path(given)
 
 

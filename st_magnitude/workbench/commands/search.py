@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +9,8 @@ import typer
 from typer import Argument, Option
 
 from st_magnitude.workbench.commands.core import (
+    DataOptions,
     Figures,
-    KnownData,
     ModelId,
     command,
     say,
@@ -26,17 +25,12 @@ if TYPE_CHECKING:
 SHOWN = 150  # columns of a document
 
 
-def _text(given: str) -> str:
-    """A text as it was typed, whatever the encoding that Python expects."""
-    return os.fsencode(given).decode("utf-8", "replace")
-
-
 @command
 def search(
     model: ModelId,
-    question: Annotated[str, Argument(parser=_text, metavar="QUESTION", help="What to find.")],
+    question: Annotated[str, Argument(help="What to find.")],
     *,
-    source: KnownData,
+    source: DataOptions,
     top_k: Annotated[int, Option(min=1, help="Documents to show.")] = 5,
     system: Annotated[
         str | None,

@@ -18,7 +18,6 @@ from st_magnitude.workbench.commands.core import (
     folder,
     save_report,
     say,
-    tell_names,
 )
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
@@ -39,9 +38,6 @@ def train(
     ] = None,
     output: Annotated[Path, folder("New folder for the trained model.")],
     also: Also = None,
-    save_data: Annotated[
-        Path | None, folder("New folder for the splits, in BEIR's layout.")
-    ] = None,
     report: Report = None,
     settings: TrainConfig,
 ) -> Figures:
@@ -58,10 +54,7 @@ def train(
     refuse_used_run(output, settings.resume)  # before the data are read
     refuse_missing(*[model] if model else [], *also or ())
     splits = source.splits()
-    source.tell(splits)
-    tell_names(also)
-    if save_data is not None:
-        splits.save(save_data)
+    source.tell(splits, everything=True)
     loaded = splits[settings.split]
     say(f"{settings.split}: {loaded}")
     from st_magnitude.workbench.finetune.train import train as run

@@ -6,7 +6,6 @@ import ast
 import json
 import math
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -14,8 +13,8 @@ from typing import NamedTuple
 from st_magnitude._checks import counted, shown
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
-from st_magnitude.workbench.files.decode import LeftOut
-from st_magnitude.workbench.files.rows import PARTS, Columns, num_words
+from st_magnitude.workbench.files.lines import LeftOut
+from st_magnitude.workbench.files.rows import PARTS, Columns
 from st_magnitude.workbench.files.texts import remarks
 
 HIGHEST_GRADE = 3  # whole scores up to it are grades
@@ -83,32 +82,12 @@ def _choose_columns(tables: list[Columns], given: Mapping[str, str]) -> dict[str
                 plain = {column: name for column, name in plain.items() if name != "label"}
     chosen.setdefault("negative", [c for c, name in plain.items() if re.fullmatch(NEGATIVE, name)])
     if not {"query", "document"} <= chosen.keys():
-        raise DataError(_choice(tables, columns, chosen, [*plain]))
+        source = f"{tables[0].source}: " if tables[0].source else ""
+        raise DataError(
+            f"{source}the columns are {', '.join(columns)[:300]}. If this is the header, name two"
+            " of them, as --columns query=NAME,document=NAME; if not, write one above it."
+        )
     return chosen
-
-
-def _choice(
-    tables: list[Columns], columns: list[str], chosen: Mapping[str, list[str]], left: list[str]
-) -> str:
-    """A sentence on the columns, and how to choose two of texts; of these, longer ones first."""
-    words = {column: max(num_words(table.column(column)) for table in tables) for column in columns}
-    of_role = {role: chosen.get(role, [""])[0] for role in ("query", "document")}
-    missing = [role for role, column in of_role.items() if not words.get(column)]
-    texts = [column for column in left if words[column] and column not in chosen["negative"]]
-    first = sorted(texts, key=lambda column: words[column] < 1.5)[: len(missing)]
-    of_role |= zip(missing, sorted(first, key=columns.index), strict=False)
-    source = tables[0].source
-    text = f"{source}: " if source else ""
-    text += f"the columns are {', '.join(columns)[:300]}"
-    if unread := sorted({*chain.from_iterable(table.unread for table in tables)}):
-        text += f", and without texts or numbers {', '.join(unread)[:300]}"
-    if len(first) < len(missing):
-        return f"{text}. No column of texts is left for the {missing[-1]}; add one."
-    choice = shlex.quote("query={query:.99},document={document:.99}".format_map(of_role))
-    text += f". Choose two, as --columns {choice}."
-    if re.search(r"\.(csv|tsv|gz|zip|xlsx)\b", source.lower()):
-        text += " If this is your first pair, write a header above it: query,document."
-    return text
 
 
 class Pairs(NamedTuple):

@@ -18,7 +18,7 @@ from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.data.documents import as_document, read_documents
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.workbench.files.columns import Pairs, read_pairs, roles_of
-from st_magnitude.workbench.files.decode import LeftOut
+from st_magnitude.workbench.files.lines import LeftOut
 from st_magnitude.workbench.files.rows import Source, num_held_out, read_columns
 from st_magnitude.workbench.files.texts import holds_texts, neighbours, remarks
 
@@ -38,23 +38,16 @@ class Splits(dict[str, RetrievalData]):
         notes: Sentences for the user: what was left out, how scores were read, how many queries
             there are.
         drawn: Names of the splits that were drawn at random.
-        folder: The folder in BEIR's layout that they were read from, or None.
         caveat: What the queries are, if nobody asked them: chunks of texts without labels.
     """
 
-    def __init__(self, name: str, notes: list[str], folder: Path | None = None) -> None:
+    def __init__(self, name: str, notes: list[str]) -> None:
         self.name = name
         self.notes = notes
-        self.folder = folder
         self.drawn: set[str] = set()
         self.caveat = ""
-        self.broken: dict[str, DataError] = {}
 
     def __missing__(self, split: str) -> RetrievalData:
-        if split in self.broken:
-            raise self.broken[split]
-        if self.folder is not None:
-            beir.check_layout(self.folder, split)
         raise DataError(f"{self.name} has no split {split!r}; its splits are {list(self)}.")
 
     def relevant_documents(self) -> set[str]:
@@ -131,7 +124,7 @@ def load_splits(
             ``"query=title,document=body"``; roles are query, document, negative, score and split.
         threshold: The lowest score of a relevant document.
         encoding: That of files which are not UTF-8, by its name in Python, such as ``"cp1251"``.
-        sheet: The sheet of spreadsheets; by default the first with two columns of texts.
+        sheet: The sheet of spreadsheets; by default the first.
         seed: What is held out depends on it and on the texts, not on the order of the rows.
         skip_empty: Whether a folder in BEIR's layout may have judgments of empty and absent texts.
             They are left out and counted in the log; else they are an error.
@@ -188,13 +181,6 @@ def load_splits(
             raise DataError(f"threshold is {threshold}, but no column has scores.")
     pairs = read_pairs(tables, roles, threshold, notes)
     splits = _build(pairs, _assign(pairs, seed, notes), name, notes)
-    without = pairs.parts.count(None)
-    if without and splits.drawn and {*pairs.parts} != {None}:
-        drawn = " and ".join(sorted(splits.drawn))
-        named = zip(tables, roles, strict=True)
-        of = [f" of {table.source}" for table, chosen in named if "split" not in chosen][:1]
-        number = counted(without, "pair")
-        notes.append(f"Drew {drawn} from {number}{''.join(of)}, for which no split is named.")
     splits.keep_apart()
     if documents is not None:
         splits.drawn = set()  # folds of queries would train on their documents
@@ -212,8 +198,6 @@ def _sources_of(source: Source | Sequence[str | Path]) -> Sequence[Source]:
     if not all(isinstance(path, str | Path) for path in source):
         return [cast(Source, source)]
     for path in map(Path, source):
-        if not path.exists():
-            raise DataError(f"There is no file {str(path)[:99]!r}; a list names files of pairs.")
         if _is_layout(path) or holds_texts(path):
             raise DataError(
                 f"{path} is not a file of pairs: give it alone, or convert the others to its form."
@@ -222,41 +206,27 @@ def _sources_of(source: Source | Sequence[str | Path]) -> Sequence[Source]:
 
 
 def _is_layout(path: str | Path) -> bool:
-    """Whether a path is a folder in BEIR's layout. DataError: it is a pipe."""
-    path = Path(path)
-    if path.name == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
-        raise DataError(
-            f"{str(path)!r} is a pipe, without a suffix that says what it holds: write it into a"
-            " file, as with zcat FILE > pairs.csv. Files that end in .gz are read as they are."
-        )
+    """Whether a path is a folder in BEIR's layout."""
     layout = ("corpus.jsonl", "corpus.jsonl.gz", "queries.jsonl", "qrels")
     return any(Path(path, name).exists() for name in layout)
 
 
 def _read_folder(folder: Path, skip_empty: bool) -> Splits:
-    """The splits of a folder in BEIR's layout; one that cannot be read does not stop the others."""
-    found = Splits(str(folder), [], folder)
+    """The splits of a folder in BEIR's layout."""
     names = beir.splits_of(folder)
     beir.check_layout(folder, names[0] if names else "train")
     corpus = beir.read_texts(folder / "corpus.jsonl")
     queries = beir.read_texts(folder / "queries.jsonl", of_queries=True)
-    found.notes += remarks(corpus.values())
+    found = Splits(str(folder), remarks(corpus.values()))
     for name in names:
         path = folder / "qrels" / f"{name}.tsv"
-        try:
-            judged = beir.read_qrels(path, queries, corpus, skip_empty)
-            asked = {query: text for query, text in queries.items() if query in judged}
-            data = RetrievalData(
-                asked, corpus, judged, name=f"{folder.resolve().name}, {name} split"
-            )
-            if not data.relevant:
-                raise DataError(f"{path}: no document is relevant, by a score above 0.")
-        except DataError as error:
-            found.broken[name] = error
-            found.notes.append(LeftOut(f"The {name} split is left out: {error}"))
-        else:
-            data.corpus = corpus  # one for all splits
-            found[name] = data
+        judged = beir.read_qrels(path, queries, corpus, skip_empty)
+        asked = {query: text for query, text in queries.items() if query in judged}
+        data = RetrievalData(asked, corpus, judged, name=f"{folder.resolve().name}, {name} split")
+        if not data.relevant:
+            raise DataError(f"{path}: no document is relevant, by a score above 0.")
+        data.corpus = corpus  # one for all splits
+        found[name] = data
     found.keep_apart()
     return found
 
@@ -310,13 +280,12 @@ def _build(pairs: Pairs, part_of: Mapping[str, str], name: str, notes: list[str]
         )
     judged: dict[str, dict[str, int]] = {}
     asked: dict[str, dict[str, str]] = {"train": {}, "dev": {}, "test": {}}  # id -> text
-    contradictions = answers = same = 0
+    contradictions = same = 0
     for _, key, query, text, grade in zip(*pairs, strict=True):
         if grade is not None:
             part = part_of[key]
             asked[part][queries[query]] = query
             document = documents[text]
-            answers += grade > 0
             same += grade > 0 and document == queries[query]
             grades = judged.setdefault(queries[query], {})
             before = grades.get(document, grade)
@@ -335,10 +304,7 @@ def _build(pairs: Pairs, part_of: Mapping[str, str], name: str, notes: list[str]
             splits[part].name = f"{name}, {part} split"
     counts = ", ".join(f"{len(of_part):,} in {part}" for part, of_part in asked.items() if of_part)
     notes.append(f"{counted(len(corpus), 'document')}; queries: {counts}.")
-    pairs_in_all = counted(answers, "pair")
-    if joined := answers - len(data.relevant):
-        notes.append(f"{joined:,} of {pairs_in_all} repeat a query, which is asked once.")
     if same:
-        said = f"In {same:,} of {pairs_in_all} the document is the query, which any search finds."
+        said = f"In {counted(same, 'pair')} the document is the query, which any search finds."
         notes.append(LeftOut(f"{said} They raise the figures: leave them out."))
     return splits

@@ -6,12 +6,10 @@ import gzip
 import io
 import json
 import re
-import shlex
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import pyarrow
@@ -21,12 +19,11 @@ from pyarrow import ArrowException, parquet
 from st_magnitude._checks import needs, shown
 from st_magnitude.data.beir import DataError, json_lines, unique
 from st_magnitude.data.documents import files_of
-from st_magnitude.workbench.files.decode import LeftOut, decoded
-from st_magnitude.workbench.files.separated import lines_of
+from st_magnitude.workbench.files.lines import LeftOut, decoded, lines_of
 
 _LINES = (".csv", ".tsv", ".jsonl", ".ndjson")
 SUFFIXES = (*_LINES, *(f"{suffix}.gz" for suffix in _LINES), ".parquet")
-OTHER_SUFFIXES = (".json", ".json.gz", ".xlsx", ".zip")  # which folders have for much else
+OTHER_SUFFIXES = (".json", ".json.gz", ".xlsx")  # which folders have for much else
 MOST_HELD_OUT = 2000  # of a split that is drawn
 # the words by which `datasets` knows a split
 PARTS = dict.fromkeys(("train", "training"), "train")
@@ -37,15 +34,6 @@ Rows = Iterable[Mapping[str, object]]
 Source = str | Path | Dataset | DatasetDict | Rows | Mapping[str, Iterable[object]]
 
 _ROWS = "pass rows, such as [{'query': q, 'document': d} for q, d in pairs]"
-_QUERY = 'sqlite3 -header -csv DATABASE "select query, document from pairs" > pairs.csv'
-_CONVERT = {".sql": f"sqlite3 DATABASE < FILE && {_QUERY}", ".db": _QUERY, ".sqlite": _QUERY}
-# The longest list of a mapping, and of its rows; each row with the texts and numbers around it
-_ROWS_OF = (
-    'def f($t): if type == "array" then {query: .[0], document: .[1]} else'
-    " ($t + with_entries(select(.value | scalars))) as $u | [.[] | arrays |"
-    " select(.[0] | objects, arrays)] | if . == [] then $u else max_by(length)[] | f($u) end end;"
-    " f({})"
-)
 _TEXT = r"(large_)?string(_view)?"
 # columns of Parquet whose cells are texts, lists of texts or numbers
 _CELL = rf"{_TEXT}|(large_)?list<\w+: {_TEXT}.*|dictionary<values={_TEXT},.*|null|bool|u?int\d+"
@@ -58,7 +46,6 @@ class Columns:
     source: str  # the file, or what else has the rows, for messages
     place: Callable[[int], str]  # of a row by its number
     part: str | None = None  # the split that the source gives the rows
-    unread: Sequence[str] = ()  # columns that hold neither texts nor numbers
 
     @property
     def num_rows(self) -> int:
@@ -143,11 +130,9 @@ def _files_of_tables(path: Path, notes: list[str]) -> list[Path]:
     if not found:
         found, others = files_of(path, OTHER_SUFFIXES)
     if not found:
-        known = [file.suffix.lower() for file in others if file.suffix.lower() in _CONVERT]
-        how = _CONVERT[known[0]] if known else "pandas: TABLE.to_csv('pairs.csv', index=False)"
         raise DataError(
             f"{path} is neither pairs in CSV, TSV, JSONL, JSON, Parquet or xlsx nor BEIR's folder."
-            f" Convert it, as with {how}."
+            " Convert it, as with pandas: TABLE.to_csv('pairs.csv', index=False)."
         )
     if others:
         number = f"{len(others):,}, such as {others[0].name}"
@@ -245,18 +230,13 @@ def _read_file(path: Path, encoding: str | None, sheet: str | None, notes: list[
 
 def _content(path: Path) -> tuple[str, bytes]:
     """The name of a table in lower case, and its bytes, both without what packs them."""
-    name, raw = path.name.lower(), path.read_bytes()
+    name = path.name.lower()
+    raw = path.read_bytes()
+    if not name.endswith(".gz"):
+        return name, raw
     try:
-        if name.endswith(".zip"):
-            with zipfile.ZipFile(path) as archive:
-                inside = [x for x in archive.namelist() if "/." not in f"/{x}"]  # of a Mac
-                kinds = tuple({*SUFFIXES, *OTHER_SUFFIXES} - {".zip", ".parquet"})
-                tables = [x for x in inside if x.lower().endswith(kinds)]
-                if len(tables) != 1:
-                    raise DataError(f"{path} holds {len(tables)} tables; unpack it into a folder.")
-                name, raw = tables[0].lower(), archive.read(tables[0])
-        return name.removesuffix(".gz"), gzip.decompress(raw) if name.endswith(".gz") else raw
-    except (EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        return name.removesuffix(".gz"), gzip.decompress(raw)
+    except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{path} cannot be unpacked ({error}); fetch it again.") from None
 
 
@@ -268,22 +248,19 @@ def _read_json_lines(path: Path, raw: bytes) -> Columns:
 
 
 def _read_json(path: Path, text: str) -> Columns:
-    """An array of rows, a mapping of columns, or lines."""
+    """An array of rows, or lines."""
     try:
         rows = json.loads(text, object_pairs_hook=unique)
     except (json.JSONDecodeError, RecursionError):
         return _read_json_lines(path, text.encode(errors="surrogatepass"))
     except DataError as error:
         raise DataError(f"{path}: {error}.") from None
-    lists = [x for x in rows.values() if isinstance(x, list)] if isinstance(rows, dict) else []
-    is_nested = any(isinstance(x, (dict, list)) for cells in lists for x in cells[:1])
-    if isinstance(rows, list) or (lists and not is_nested):
+    if isinstance(rows, list):
         return _columns_of(rows, str(path), first=1)
-    how = "pandas: TABLE.to_json('pairs.json', orient='records')"
-    if is_nested:
-        shown_by = "zcat" if path.name.endswith(".gz") else "cat"
-        how = f"{shown_by} {shlex.quote(str(path))} | jq -c '{_ROWS_OF}' > pairs.jsonl"
-    raise DataError(f"{path} is no array of rows, but {shown(rows)}. Convert it, as with {how}.")
+    raise DataError(
+        f"{path} is no array of rows, but {shown(rows)}. Convert it, as with pandas:"
+        " TABLE.to_json('pairs.json', orient='records')."
+    )
 
 
 def _read_parquet(path: Path, notes: list[str]) -> Columns:
@@ -299,12 +276,12 @@ def _read_parquet(path: Path, notes: list[str]) -> Columns:
     others = sorted({*schema.names} - {*names})
     if others:
         notes.append(f"Columns of {path} without texts or numbers are left out: {shown(others)}.")
-    return replace(_columns_of(table, str(path), first=1), unread=others)
+    return _columns_of(table, str(path), first=1)
 
 
 def _read_sheet(path: Path, raw: bytes, chosen: str | None, notes: list[str]) -> Columns:
-    """A sheet of a spreadsheet: the chosen one, or the first with two columns of texts. Numbers are
-    read as texts, and dates as they are. Blank rows do not count."""
+    """A sheet of a spreadsheet, by default the first. Numbers are read as texts, and dates as they
+    are. Blank rows do not count."""
     with needs("Reading a spreadsheet", "excel"):
         import openpyxl
     try:
@@ -312,20 +289,12 @@ def _read_sheet(path: Path, raw: bytes, chosen: str | None, notes: list[str]) ->
         sheets = {sheet.title: _rows_of_cells(sheet.values) for sheet in book.worksheets}
     except Exception as error:  # of zipfile, XML and openpyxl, by what is damaged
         raise DataError(f"{path} is not read as xlsx ({error}); save it as CSV UTF-8.") from None
-    full = []
-    for name, rows in sheets.items():
-        columns = zip(*(cells for _, cells in rows[1:]), strict=True)
-        full += [name] if sum(map(bool, map(num_words, columns))) > 1 else []
-    chosen = chosen or next(iter(full or sheets))
+    chosen = chosen or next(iter(sheets))
     source = f"{path}, sheet {chosen!r} of {shown([*sheets])}"
     if chosen not in sheets:
         raise DataError(f"There is no {source}.")
     if len(sheets) > 1:
         notes.append(LeftOut(f"Read {source}; --sheet NAME chooses another one."))
-    for merged in [*book[chosen].merged_cells.ranges][:1]:
-        notes.append(
-            LeftOut(f"{source}: of merged cells, as {merged}, one has a text: split them.")
-        )
     return _under_header(sheets[chosen], source, "row")
 
 
@@ -333,15 +302,6 @@ def _rows_of_cells(rows: Iterable[Sequence[object]]) -> list[tuple[int, tuple[ob
     """The rows that are not blank, numbered."""
     as_texts = (tuple(str(x) if isinstance(x, (int, float)) else x for x in row) for row in rows)
     return [(number, row) for number, row in enumerate(as_texts, start=1) if any(row)]
-
-
-def num_words(cells: Iterable[object]) -> float:
-    """The mean number of words of the first cells; 0 if most are numbers, dates, ids or objects."""
-    firsts = [x[0] if isinstance(x, (list, tuple)) and x else x for x in islice(cells, 99)]
-    texts = [x for x in firsts if isinstance(x, str) and re.search(r"[^\W\d_]", x)]
-    texts = [x for x in texts if " " in x.strip() or not re.search(r"\d|://", x)]
-    most = 2 * len(texts) > sum(x not in (None, "") for x in firsts)
-    return sum(len(x.split()) for x in texts) / len(texts) if most else 0.0
 
 
 def _under_header(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Collection, Iterable
 from functools import partial
 from itertools import pairwise
@@ -14,32 +13,22 @@ from st_magnitude.data.beir import DataError
 from st_magnitude.data.documents import PROSE, Document, chunk, count_words, files_of
 from st_magnitude.workbench.files.rows import OTHER_SUFFIXES, SUFFIXES, Columns, num_held_out
 
-LONG = 10_000  # characters
-_TAG = re.compile(
-    r"</?(a|b|br|code|div|em|h[1-6]|i|img|li|ol|p|pre|span|strong|table|td|tr|ul)\b[^<>]*>", re.I
-)
-
-
-def remarks(texts: Collection[str]) -> list[str]:
-    """Sentences on documents that models read badly."""
-    found = []
-    if number := sum(len(text) > LONG for text in texts):
-        found.append(
-            f"The data have {counted(number, 'document')} of more than {LONG:,} characters."
-            " Encoders read the first words, and tables average all: cut them, as"
-            " st_magnitude.data.documents.chunk does."
-        )
-    if number := sum("<" in text and _TAG.search(text) is not None for text in texts):
-        found.append(
-            f"The data have {counted(number, 'document')} with HTML tags, which count as words:"
-            " take them out, as BeautifulSoup(text).get_text() does."
-        )
-    return found
-
-
 MOST_WORDS = 40  # of a chunk
 FEWEST_WORDS = 8
 MOST_PAIRS = 2000  # of dev, and of test
+LONG = 10_000  # characters of a document
+
+
+def remarks(texts: Collection[str]) -> list[str]:
+    """A sentence on documents that models read in part, if there are any."""
+    number = sum(len(text) > LONG for text in texts)
+    if not number:
+        return []
+    return [
+        f"The data have {counted(number, 'document')} of more than {LONG:,} characters."
+        " Encoders read the first words, and tables average all: cut them, as"
+        " st_magnitude.data.documents.chunk does."
+    ]
 
 
 def holds_texts(path: Path) -> bool:

@@ -40,7 +40,9 @@ _FINDINGS = {
     ),
     "dimensions": (
         "Vectors have {dim} dimensions; the model's have {full}.",
-        "{remedy}",
+        "Ask the server for {full} floats, not for bits. If it shortens vectors, load the model "
+        "with its truncate_dim. If it leaves out a module that shortens them, such as Dense, or "
+        "another model answers, serve the one named here.",
     ),
     "truncation": (
         "Texts from {first} tokens on differ: the target has another limit than the model's "
@@ -68,14 +70,6 @@ _FINDINGS = {
         "line breaks in texts, rows in another order, another model or revision.",
     ),
 }
-
-
-_CUT = "Ask the server for {full}, or load the model with truncate_dim={dim}."
-_PACKED = "These are bits, eight in a number: ask the server or the client for floats."
-_WIDER = (
-    "Another model answers, or the server leaves out a module that shortens vectors, such as Dense,"
-    " or the model's truncate_dim={full}: load the model without that, or serve the one named here."
-)
 
 
 @dataclass(frozen=True)
@@ -140,32 +134,22 @@ def explain(
 
 def _compare(model: SentenceTransformer, side: Side) -> tuple[list[Finding], Array]:
     """The findings about one role, and the relative errors that they leave."""
-    findings = []
     total = len(side.texts)
     is_zero = side.expected.any(axis=1) & ~side.served.any(axis=1)
     if is_zero.any():
-        findings.append(finding("zeros", count=is_zero.sum(), total=total, role=side.role))
-        kept = np.flatnonzero(~is_zero)
-        if 2 * len(kept) < total:
-            return findings, np.zeros(total)
-        texts = [side.texts[int(i)] for i in kept]
-        side = Side(side.role, texts, side.tokens[kept], side.served[kept], side.expected[kept])
+        zeros = finding("zeros", count=is_zero.sum(), total=total, role=side.role)
+        return [zeros], np.zeros(total)
     dim = side.served.shape[1]
     full = side.expected.shape[1]
     if dim != full:
-        is_packed = dim == -(-full // 8) and not (side.served % 1).any()
-        is_packed &= bool((np.abs(side.served) < 256).all())
-        remedy = _PACKED if is_packed else _CUT if dim < full else _WIDER
-        widths = {"dim": dim, "full": full}
-        findings.append(finding("dimensions", **widths, remedy=remedy.format(**widths)))
-        if is_packed or dim > full:  # no prefix of the model's
-            return findings, np.zeros(len(side.texts))
-    served = side.served[:, :full]
-    expected = side.expected[:, :dim]
+        return [finding("dimensions", dim=dim, full=full)], np.zeros(total)
+    findings = []
+    served = side.served
+    expected = side.expected
     short = side.tokens <= SHORT
     directions = _errors(unit_rows(served), unit_rows(expected))
     if prompt_of(model, side.role) and _level(directions, short) > EQUAL:
-        without = encode(model, side.texts, side.role, prompt="")[:, :dim]
+        without = encode(model, side.texts, side.role, prompt="")
         others = _errors(unit_rows(served), unit_rows(without))
         if _level(others, short) < min(_level(directions, short) / 2, UNLIKE):
             prompts = {role: prompt_of(model, role) for role in ("query", "document")}
@@ -192,7 +176,7 @@ def _compare(model: SentenceTransformer, side: Side) -> tuple[list[Finding], Arr
     if limit and first > SHORT and first >= side.tokens[equal].max():
         findings.append(finding("truncation", first=first, limit=limit))
         return findings, errors[equal]
-    details = {"count": int((~equal).sum()), "total": len(equal), "role": side.role}
+    details = {"count": int((~equal).sum()), "total": total, "role": side.role}
     example = side.texts[int((~equal).argmax())][:40]
     median = float(np.median(errors))
     findings.append(finding("vectors", **details, example=example, error=median))

@@ -6,11 +6,9 @@ import json
 import logging
 import threading
 import time
-from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -20,12 +18,10 @@ from numpy.typing import ArrayLike
 from st_magnitude._checks import InputError, positive
 from st_magnitude.geometry import Array
 
-TRIES = 3  # of a request to a server that is busy
+WAITS = (1, 2)  # seconds, of a request to a server that is busy
 BATCH = 8  # texts in a request; all known servers take as many
-LONGEST_ANSWER = 2**23  # bytes; 8 vectors of 16,384 numbers take 3 MB
 _REMEDY = "Check the URL, the model there (name), the key (api_key) and its log"
 Embed = Callable[[list[str], str], ArrayLike]  # n texts, role -> (n, D)
-logger = logging.getLogger(__name__)
 
 for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy"):
     # They log URLs with their keys, and what servers answer.
@@ -57,10 +53,10 @@ class Server:
                 "The URL is not shown, since it can hold a key; begin it with http:// or https://, "
                 "as http://localhost:8000/v1, and write %40 for an @ in a password."
             )
-        path = parsed.path
-        if not path.rstrip("/").endswith(("/embed", "/embeddings")):
-            path = (path.rstrip("/") or "/v1") + "/embeddings"
-        self._is_openai = path.rstrip("/").endswith("/embeddings")
+        path = parsed.path.rstrip("/")
+        if not path.endswith(("/embed", "/embeddings")):
+            path = (path or "/v1") + "/embeddings"
+        self._is_openai = path.endswith("/embeddings")
         self._url = parsed.copy_with(path=path)
         self._more: dict[str, object] = {"model": name} if name else {}
         self._more |= request or {}
@@ -73,7 +69,6 @@ class Server:
                 "The key holds a line break, a quote or another character that no HTTP header may "
                 "hold; export it again, without quotes and as one line."
             )
-        self._is_unnumbered = False
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         # a path or a query can hold a key
         self._name = f"{parsed.scheme}://{parsed.netloc.decode()}"
@@ -87,70 +82,41 @@ class Server:
         if self._is_openai:
             body = {"input": texts, "encoding_format": "float"}
         body = {key: value for key, value in (body | self._more).items() if value is not None}
-        status, content, wait = self._post(body)
-        for again in range(1, TRIES):
-            seconds = _seconds(wait, again)
-            if status not in (429, 503) or seconds > self._timeout:
-                break
-            time.sleep(seconds)
-            status, content, wait = self._post(body)
+        answer = self._post(body)
+        for seconds in WAITS:
+            if answer.status_code in (429, 503):
+                time.sleep(seconds)
+                answer = self._post(body)
+        status = answer.status_code
         if status != 200:
             # Its own words are never shown: a server can repeat a key, in any escaping.
             said = f"HTTP {status} {httpx.codes.get_reason_phrase(status)}".strip()
             # llama.cpp answers a text that is too long with 500.
-            if status in (400, 413, 422) or b"too large to process" in content:
+            if status in (400, 413, 422) or b"too large to process" in answer.content:
                 raise Refused(said)
-            if status in (429, 503):
-                seconds = min(_seconds(wait, 0), 86_400)
-                asked = f", and asks to wait {seconds:.0f} s" if wait else ""
-                raise OSError(f"{self} is too busy ({said}{asked}). Try again later.")
             raise OSError(f"{self} does not embed texts ({said}). {_REMEDY}, or try again later.")
         try:
-            answer = json.loads(content)
-            if isinstance(answer, list):  # of /embed
-                return answer
-            vectors = [_numbers(row["embedding"]) for row in answer["data"]]
-            index = [row.get("index") for row in answer["data"]]
+            found = json.loads(answer.content)
+            if isinstance(found, list):  # of /embed
+                return found
+            # stable: rows without a number are in the order of the texts
+            rows = sorted(found["data"], key=lambda row: row.get("index") or 0)
+            return [row["embedding"] for row in rows]
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             raise InputError(
                 f"{self} does not answer with embeddings. Check the URL: it must be a route "
                 "/v1/embeddings as OpenAI's, or /embed as text-embeddings-inference's."
             ) from None
-        if all(number is None for number in index):
-            if not self._is_unnumbered:
-                logger.warning("%s does not number its rows: the order is taken as given.", self)
-            self._is_unnumbered = True
-            return vectors
-        if not all(number in index for number in range(len(index))):
-            raise InputError(
-                f'{self} must number all rows of an answer by "index" from 0, or none: nobody '
-                "knows which vector belongs to which text."
-            )
-        return [vectors[index.index(number)] for number in range(len(index))]
 
-    def _post(self, body: dict[str, object]) -> tuple[int, bytes, str]:
-        """Status, content and Retry-After of the answer; a thread waits for it, since a server that
-        sends a byte now and then exceeds no timeout of a socket."""
-        content = json.dumps(body).encode()
-        headers = self._headers | {"Content-Type": "application/json"}
-        headers["Accept-Encoding"] = "identity"
-        answer: Future[tuple[int, bytes, str]] = Future()
+    def _post(self, body: dict[str, object]) -> httpx.Response:
+        """The answer. A thread waits for it, since a server that sends a byte now and then exceeds
+        no timeout of a socket."""
+        answer: Future[httpx.Response] = Future()
+        options: dict[str, Any] = {"headers": self._headers, "timeout": self._timeout}
 
         def read() -> None:
             try:
-                for _ in range(TRIES):
-                    found = bytearray()
-                    with httpx.stream(
-                        "POST", self._url, content=content, headers=headers, timeout=self._timeout
-                    ) as response:
-                        status = response.status_code
-                        for part in response.iter_bytes():
-                            found += part
-                            if len(found) > (LONGEST_ANSWER if status == 200 else 4096):
-                                break
-                    if not self._follows(response):
-                        break
-                answer.set_result((status, bytes(found), response.headers.get("Retry-After", "")))
+                answer.set_result(httpx.post(self._url, json=body, **options))
             except Exception as error:
                 answer.set_exception(error)
 
@@ -170,33 +136,6 @@ class Server:
                 "it up, are scheme, host, port and proxy right, and is its certificate trusted "
                 "(SSL_CERT_FILE)?"
             ) from None
-
-    def _follows(self, response: httpx.Response) -> bool:
-        """Whether an answer sends to another path of the host, which is asked from then on."""
-        if response.next_request is None:
-            return False
-        to = response.next_request.url
-        if to.host != self._url.host or to.scheme not in (self._url.scheme, "https"):
-            return False
-        self._url = self._url.copy_with(scheme=to.scheme, port=to.port, raw_path=to.raw_path)
-        return True
-
-
-def _seconds(wait: str, otherwise: float) -> float:
-    """The seconds of Retry-After, which is a number, a date or nothing."""
-    try:
-        seconds = float(wait)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(wait).timestamp() - time.time()
-        except ValueError:
-            seconds = otherwise
-    return seconds if seconds > 0 else 0.0
-
-
-def _numbers(vector: Any) -> Any:
-    """A vector, also from base64 of float32, which some servers send unasked."""
-    return np.frombuffer(b64decode(vector), "<f4") if isinstance(vector, str) else vector
 
 
 def embed_all(

@@ -3,6 +3,8 @@
 import contextlib
 import csv
 import json
+import logging
+import re
 import shlex
 from functools import partial
 from pathlib import Path
@@ -12,11 +14,9 @@ from _calls import CALLS, COMMANDS, call, taking
 from _cli import figures, invoke, refusal
 from _embedding_server import EmbeddingServer, serving
 from _lookup import bag
-from _processes import python
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 from test_docs import ROOT
-from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, one_of
@@ -24,7 +24,7 @@ from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import summary
-from st_magnitude.workbench.commands.app import app
+from st_magnitude.workbench.commands.core import Warnings
 from st_magnitude.workbench.serving.server import Refused
 
 
@@ -41,27 +41,8 @@ def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
         assert all(f" {option} " in help for option in parameter.opts if option[0] == "-")
 
 
-def test_help_has_its_sentences_where_docstrings_are_dropped():
-    said = python("-OO", "-m", "st_magnitude", "--help").stdout
-    assert all(str(COMMANDS[name].help).partition(".")[0] in said for name in COMMANDS)
-
-
-def test_mteb_without_a_home_directory(monkeypatch):
-    def home():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", home)
-    assert "export HOME=/tmp" in refusal("mteb", "model", "none")
-
-
-def test_version_and_traceback(data_folder):
+def test_version():
     assert invoke("--version").stdout.strip() == stm.__version__
-    options = ("compress", "/no/such/model", "--data", data_folder, "--split", "nope")
-    assert invoke(*options).exit_code == 2
-    shown = invoke("--traceback", *options)
-    assert shown.exit_code == 2
-    assert "Traceback" in shown.stderr
-    assert "Traceback" not in refusal(*options)  # a choice of that call alone
 
 
 def refuse(kind):
@@ -93,28 +74,15 @@ def test_our_own_faults_keep_their_traceback(monkeypatch, fails, code):
     assert len(done.stderr.splitlines()) == 1 or code == 70
 
 
-def test_a_missing_file_of_certificates_is_named(data_folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
-    assert f"SSL_CERT_FILE names '{tmp_path}/none'" in refusal("compress", "no/m", data=data_folder)
-
-
-@pytest.mark.parametrize(("variable", "is_colored"), [("OTHER", True), ("NO_COLOR", False)])
-def test_no_color_is_respected(monkeypatch, variable, is_colored):
-    monkeypatch.setenv(variable, "1")
-    done = CliRunner().invoke(app, ["compress", "none", "--data", "none"], color=True)
-    assert ("\x1b[" in done.stderr) == is_colored
-
-
 @pytest.mark.parametrize(
     ("command", "options", "named"),
     [
         ("compress", {"data": "no/such/folder"}, "no/such/folder"),
         ("compress", {"dims": 257}, "257"),
         ("compress", {"similarity": "l2"}, "'l2'"),
-        ("compress", {"max_length": 9}, "leave out max_length"),
         ("calibrate", {"output": __file__}, "'--output'"),
         ("calibrate", {"confirm": "nope"}, "['dev', 'train']"),
-        ("compress", {"split": "valid"}, "qrels/valid.tsv"),
+        ("compress", {"split": "valid"}, "no split 'valid'"),
         ("train", {"dims": "64,x"}, "'--dims'"),
         ("train", {"temperature": "cold"}, "'--temperature'"),
         ("train", {"temperature": 0}, "temperature must be a positive number"),
@@ -153,36 +121,45 @@ def test_splits_that_share_queries_are_refused(data_folder, static_path, tmp_pat
     assert f"such as {copied!r}" in refusal(*words)
 
 
-@pytest.mark.parametrize("command", taking("output", but=["mteb"]))
-def test_a_folder_with_other_things_is_refused_and_stays(
-    data_folder, static_path, tmp_path, command
-):
-    output = tmp_path / "home"
-    (output / "checkpoints" / "of-mine").mkdir(parents=True)
-    files = [output / name for name in ("README.md", "checkpoints/of-mine/weights")]
-    for file in files:
-        file.write_text("mine")
-    words = call(command, model=static_path, data=data_folder)
-    assert str(output) in refusal(*words, output=output)
-    assert [file.read_text() for file in files] == ["mine", "mine"]
+NAMED = b"caf\xe9".decode("utf-8", "surrogateescape")  # as Python reads it from the command line
 
 
-@pytest.mark.parametrize("command", taking("report"))
-def test_a_report_in_place_of_a_link_is_refused_before_the_work(tmp_path, command):
-    (tmp_path / "report.html").symlink_to("precious")
-    assert "report.html" in refusal(*call(command), report=tmp_path / "report.html")
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("text", ["", NAMED])
+def test_no_option_takes_an_empty_text_or_other_bytes(name, tmp_path, monkeypatch, text):
+    """As an unset variable of the shell gives it; it is not the current folder."""
+    monkeypatch.chdir(tmp_path)
+    said = "Invalid value|" + ("empty" if not text else "has bytes that are not utf-8")
+    parameters = COMMANDS[name].params
+    required = {p.name: "x" for p in parameters if p.required}
+    arguments = [p.name for p in parameters if p.opts[0][0] != "-"]
+    for parameter in parameters:
+        given = required | {parameter.name: text}
+        words = [given.pop(name) for name in arguments if name in given]
+        if not getattr(parameter, "is_flag", False):
+            assert re.search(said, refusal(name, *words, **given)), parameter.name
+    assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("command", taking("skip_empty", but=["mteb"]))
+def test_warnings_are_in_the_lines_of_the_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    said = "Left out 2 rows. " * 9
+    Warnings().emit(logging.makeLogRecord({"msg": said}))
+    shown = capsys.readouterr().err
+    assert max(map(len, shown.splitlines())) <= 40
+    assert shown.split() == said.split()
+
+
+@pytest.mark.parametrize("command", taking("skip_empty"))
 def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command):
-    """calibrate and search run, and the others refuse an option of the model."""
+    """Commands that measure run, and the others refuse an option of the model."""
     with (data_folder / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d21", "text": ""}\n')
     for path in data_folder.glob("qrels/*.tsv"):
         query = path.read_text().splitlines()[1].split("\t")[0]
         path.write_text(f"{path.read_text()}{query}\td21\t1\n")
     words = call(command, model=static_path, data=data_folder, out=tmp_path / "out")
-    refuses = command not in ("calibrate", "search")
+    refuses = command in ("train", "compare")
     options = {"max_length": 9} if refuses else {}
     assert "'d21' is not in corpus.jsonl, or is empty there" in refusal(*words, **options)
     done = invoke(*words, **options, skip_empty=True)
@@ -219,11 +196,10 @@ def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypa
 
 def test_compress_prints_the_table_of_the_evaluator(data_folder, tiny_path, caplog):
     options = {"top_k": 5, "similarity": "dot"}
-    done = invoke("compress", tiny_path, data=data_folder, dims="16,5", max_length=9, **options)
+    done = invoke("compress", tiny_path, data=data_folder, dims="16,5", **options)
     assert done.exit_code == 0, done.output
     assert "8 queries are few to choose a format" in caplog.text
     model = stm.load(tiny_path)
-    model.max_seq_length = 9
     task = QUERIES, CORPUS, RELEVANT_DOCS
     evaluator = CompressionEvaluator(*task, dims=[16, 5], **options)
     evaluator(model)
@@ -243,8 +219,3 @@ def test_calibrate_confirms_on_the_other_split(tmp_path):
     assert found["ndcg@10"]["1"] == pytest.approx(0.6309, abs=1e-4)
     assert found["confirm"]["versus_cosine"]["mean"] == pytest.approx(0.6309 - 1, abs=1e-4)
     assert found["confirm"]["versus_dot"]["mean"] == 0
-
-
-def test_calibrate_saves_a_model_that_reads_as_much_as_before(data_folder, tiny_path, tmp_path):
-    figures("calibrate", tiny_path, data=data_folder, max_length=8, output=tmp_path / "out")
-    assert stm.load(tmp_path / "out").max_seq_length == stm.load(tiny_path).max_seq_length == 64

@@ -9,15 +9,18 @@ from functools import partial
 
 import pytest
 import torch
+from _calls import CALLS, COMMANDS, call
 from _cli import invoke
 from _processes import TWO_RANKS, closed, forked, full_disk, nobody, python
 from _tiny import load_transformer, save_transformer
-from conftest import save_splits
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS, save_splits
 from sentence_transformers import SentenceTransformer
 from test_docs import HUB_ID, ROOT, python_blocks
 
 import st_magnitude as stm
+from st_magnitude.saving.export import export
 from st_magnitude.training.run_folder import WORK
+from st_magnitude.workbench.files.pairs import load_splits
 
 pytestmark = pytest.mark.slow
 
@@ -32,13 +35,6 @@ def place(tmp_path_factory):
     model = load_transformer(save_transformer(folder / "plain"))
     stm.prepare(model, "cosine").save_pretrained(str(folder / "model"))  # as most published models
     return folder
-
-
-@pytest.fixture
-def inside(place, monkeypatch):
-    """The folder, as the current one."""
-    monkeypatch.chdir(place)
-    return place
 
 
 TRAIN = ("train", "--data", "data", "--model", "model", "--batch-size", 4, "--max-length", 16)
@@ -76,6 +72,38 @@ def test_output_that_nobody_takes(place, arguments, streams, code, said):
     assert not re.search("Traceback|Broken|Exception", done.stderr)
 
 
+EVERY = """
+import json, sys
+from st_magnitude.workbench.commands.app import main
+
+codes = {}
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["st-magnitude", *words]
+    try:
+        main()
+    except SystemExit as end:
+        codes[words[0]] = end.code
+print(json.dumps(codes), file=sys.stderr)
+"""
+
+
+def test_no_encoding_is_a_fault(place, tmp_path):
+    """stdout in cp1252, which cannot show all of the texts."""
+    pairs = [(QUERIES[q], CORPUS[d]) for q, found in RELEVANT_DOCS.items() for d in found]
+    rows = [{"query": f"{query} → 有", "document": f"{text} ∑"} for query, text in pairs]
+    load_splits(rows).save(tmp_path / "data")
+    export(load_transformer(place / "plain"), tmp_path / "model")
+    calls = [call(name, out=name) for name in CALLS]
+    environment = {"PYTHONIOENCODING": "cp1252"}
+    done = python("-c", EVERY, json.dumps(calls), cwd=tmp_path, environment=environment)
+    codes = json.loads(done.stderr.splitlines()[-1])
+    assert codes.keys() == COMMANDS.keys()
+    few = ("train", "compare", "check-serving")  # queries, and nobody listens
+    assert {codes.pop(name) for name in few} <= {0, 2, 3}
+    assert {*codes.values()} == {0}, codes
+    assert r"\u2211" in done.stdout  # of a document
+
+
 def weights_of(folder):
     return SentenceTransformer(str(folder), device="cpu").state_dict()
 
@@ -107,11 +135,12 @@ def whole(place):
 
 
 @pytest.mark.parametrize("fault", ["killed", "disk full"])
-def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp_path, fault):
+def test_a_run_that_dies_loses_what_was_not_saved(place, whole, tmp_path, monkeypatch, fault):
     """Resumed after SIGKILL, or on a disk that was full, the weights are those of a whole run."""
+    monkeypatch.chdir(place)
     output = ("--output", tmp_path / "died")
     code = -signal.SIGKILL if fault == "killed" else 2
-    died = forked("-c", DYING, fault, *LONG, *output, code=code, cwd=inside)
+    died = forked("-c", DYING, fault, *LONG, *output, code=code, cwd=place)
     if fault == "disk full":
         assert "checkpoint with --resume" in " ".join(died.stderr.split())
         assert "Traceback" not in died.stderr

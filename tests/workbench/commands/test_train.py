@@ -192,8 +192,9 @@ def test_a_model_that_is_clearly_worse_is_not_saved(place, tmp_path):
 def test_documents_that_the_model_reads_as_one_text_are_refused(place, tiny_path):
     """Below the letterhead they differ, so with more tokens they train."""
     corpus = {name: f"see also the notes: {text}" for name, text in CORPUS.items()}
-    RetrievalData(QUERIES, corpus, RELEVANT_DOCS).save(place["data"], "headed")
-    place |= {"model": tiny_path, "split": "headed", "dev_split": "none", "max_steps": 1}
+    place["data"] = place["data"] / "headed"
+    RetrievalData(QUERIES, corpus, RELEVANT_DOCS).save(place["data"], "train")
+    place |= {"model": tiny_path, "dev_split": "none", "max_steps": 1}
     assert "100% of the rows have no negative" in refusal("train", **place, max_length=4)
     fit(place, max_length=30)
 

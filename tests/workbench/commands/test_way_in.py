@@ -37,9 +37,8 @@ def pairs(tmp_path):
 
 def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     output = tmp_path / "out"
-    options = {"confirm": "test", "save_data": tmp_path / "data"}
-    said = invoke("train", data=pairs, model="wordllama", output=output, **options).output
-    assert (tmp_path / "data" / "qrels" / "dev.tsv").exists()
+    options = {"model": "wordllama", "confirm": "test"}
+    said = invoke("train", data=pairs, output=output, **options).output
     assert "'loss':" not in said
     modes = {path.stat().st_mode & 0o777 for path in output.rglob("*") if path.is_file()}
     (tmp_path / "new").touch()
@@ -135,7 +134,7 @@ def test_short_texts_are_found_and_an_empty_ranking_says_why(recommended, tokens
     assert "rank" not in said
 
 
-@pytest.mark.parametrize("command", taking("verbose", but=["compare"]))
+@pytest.mark.parametrize("command", taking("data", but=["train", "compare"]))
 def test_known_data_are_told_of_in_short(static_path, tmp_path, command):
     """What was left out is, and nothing before a model that is missing."""
     rows = [f"question {i},word{i}_a" for i in range(30)]
@@ -144,34 +143,29 @@ def test_known_data_are_told_of_in_short(static_path, tmp_path, command):
     said = invoke(*words).output
     assert "Left out 1 row without text" in " ".join(said.split())
     assert "30 documents; queries" not in said
-    assert "30 documents; queries" in invoke(*words, verbose=True).output
     if command != "search":
         said = invoke(*call(command, model="none", data=tmp_path / "pairs.csv")).output
         assert len(said.splitlines()) == 1
 
 
-def test_a_damaged_decision_is_refused(recommended):
-    model, file, _ = recommended
-    (model / "deploy.json").write_text("{}")
-    assert "deploy.json is damaged" in refusal("search", model, "tea", data=file)
-
-
-def test_a_system_that_the_folder_lacks_is_refused_by_name(recommended):
+def test_decisions_that_cannot_be_followed_are_refused(recommended):
     model, file, decide = recommended
-    said = refusal("search", model, "tea", data=file, system="BM25")
-    assert "has no deploy.json, so 'BM25' is unknown there" in said
+
+    def refused(**options):
+        return refusal("search", model, "tea", data=file, **options)
+
+    assert "has no deploy.json, so 'BM25' is unknown there" in refused(system="BM25")
     decide("the trained one", "", ".")
-    said = refusal("search", model, "tea", data=file, system="BM52")
+    said = refused(system="BM52")
     assert "There is no system 'BM52'; the folder knows 'the model', 'BM25'" in said
     decide("gone", "", str(model / "gone"))
-    assert "deploys 'gone' with a model elsewhere. There is no" in refusal(
-        "search", model, "tea", data=file
-    )
+    assert "deploys 'gone' with a model elsewhere. There is no" in refused()
+    (model / "deploy.json").write_text("{}")
+    assert "deploy.json is damaged" in refused()
 
 
 def test_what_a_newer_version_has_written_is_left_out(recommended):
-    """And the pretrained model of an older one, which the folder does not hold, is refused."""
-    model, file, decide = recommended
+    model, _, decide = recommended
     decide("the trained one with BM25", HALF, ".")
     path = model / "deploy.json"
     known = json.loads(path.read_text())
@@ -179,11 +173,6 @@ def test_what_a_newer_version_has_written_is_left_out(recommended):
     more["systems"]["BM25"]["news"] = 1
     path.write_text(json.dumps(more))
     assert to_plain(Decision.load(model)) == known
-    old = {"name": "the pretrained model", "ndcg": 0.5, "how": "", "over": "", "lead": None}
-    path.write_text(json.dumps(old | {"is_trained": False, "beats_over": True}))
-    assert "deploys 'the pretrained model' with a model elsewhere" in refusal(
-        "search", model, "tea", data=file
-    )
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])

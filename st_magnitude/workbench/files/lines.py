@@ -1,9 +1,12 @@
-"""CSV and its like, which other readers guess: ``datasets`` and pandas take "NA" and "null" for
-nothing and split wrongly at other separators than commas, ``csv.Sniffer`` where a cell has quotes.
+"""The text of a file, and the rows of CSV and its like.
+
+Other readers guess: ``datasets`` and pandas take "NA" and "null" for nothing and split wrongly at
+other separators than commas, ``csv.Sniffer`` where a cell has quotes.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import io
@@ -12,25 +15,86 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from charset_normalizer import from_bytes
+
 from st_magnitude._checks import counted, shown
 from st_magnitude.data.beir import DataError
 
+WRONG = "\ufffd"  # what stands for bytes that are no letter
+# Encodings that people use, of which a sample is in one. Others fit by chance.
+_KNOWN = """cp1252 cp1250 cp1251 cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 cp874 cp932 cp949 gb18030
+    big5 euc_jp koi8_r koi8_u cp866 cp850 cp852 iso8859_2 iso8859_5 mac_roman mac_cyrillic"""
+_WESTERN = "àáâãäåæçèéêëìíîïñòóôõöøùúûüßœ¿¡·‘’“”„«»…–—"
+_NEVER = (("õû", "öü"), ("ã", "î"), ("æ", "è"))  # of which no Western language has two together
 _RULE = re.compile(r"[-: ]*")  # below the header of a table in Markdown, or nothing
 Line = tuple[int, int, tuple[str, ...]]  # where it begins, where the next does, and its cells
 
 
+class LeftOut(str):
+    """A note on what was left out, moved or read otherwise than it stands."""
+
+
+def encoding_of(start: bytes) -> str:
+    """UTF-32 or UTF-16, by its mark or by the first letter, which is a plain one; else UTF-8."""
+    if start[:4] in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
+        return "utf-32"
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    if start[:2].count(0) == 1:
+        return "utf-16-be" if start[0] == 0 else "utf-16-le"
+    return "utf-8-sig"
+
+
+def decoded(path: Path, raw: bytes, notes: list[str]) -> str:
+    """The text of a file. In UTF-8, single bytes that are wrong are replaced; a file that has as
+    many of them as right letters beyond ASCII is cp1252, or refused."""
+    encoding = encoding_of(raw)
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = 1 + len(re.findall(rb"\r\n?|\n", raw[: error.start]))
+    text = raw.decode(encoding, "replace")
+    wrong = text.count(WRONG)
+    how = f"with {counted(wrong, 'wrong byte')} replaced by {WRONG}"
+    if encoding == "utf-8-sig" and 2 * wrong > len(re.findall(r"[^\x00-\x7f]", text)):
+        text = _western(path, raw)
+        how = "as cp1252 (Windows, Western European)"
+    name = encoding.upper().removesuffix("-SIG")
+    notes.append(LeftOut(f"{path}, line {line:,}: is not {name}; the file was read {how}."))
+    return text
+
+
+def _western(path: Path, raw: bytes) -> str:
+    """The text of a file in cp1252. DataError: it seems to be in another encoding."""
+    lines = (line for line in raw.splitlines() if not line.isascii())
+    sample = b"\n".join(islice(lines, 200))
+    matches = from_bytes(sample, cp_isolation=_KNOWN.split())
+    next_to_small = r"(?<=[a-z])[^\x00-\x7f\s]|[^\x00-\x7f\sÀ-Þ](?=[a-z])"
+    found = re.findall(next_to_small, sample.decode("cp1252", "replace"))
+    is_western = 10 * sum(letter not in _WESTERN for letter in found) <= len(found)
+    usual = {letter for letter in {*found} if 50 * found.count(letter) > len(found)}
+    is_western &= not any(usual & {*some} and usual & {*others} for some, others in _NEVER)
+    guesses = [match for match in matches if "cp1252" not in match.could_be_from_charset]
+    if len(guesses) < len(matches) and is_western:
+        return raw.decode("cp1252")
+    if not guesses:
+        raise DataError(f"{path} is not UTF-8; name its encoding with --encoding NAME.")
+    read = [f"{x.encoding} {shown(str(x).strip().splitlines()[0])}" for x in guesses[:3]]
+    raise DataError(
+        f"{path} is not UTF-8. It reads as {', as '.join(read)}. Name its encoding, as with"
+        f" --encoding {guesses[0].encoding}."
+    )
+
+
 def lines_of(path: Path, text: str, notes: list[str]) -> list[Line]:
     """The rows of a file that are not blank, of which the first is the header."""
-    named = re.match(r"sep=.(\r\n|\r|\n)", text, re.IGNORECASE)  # for Excel
-    text = text[named.end() :] if named else text
     limit = csv.field_size_limit(2**31 - 1)  # characters of a cell; 131,072 by default
     try:
         mark = _separator(path, text)
-        first = 1 + bool(named)
         if mark == "\t":
-            lines = _parse_tabs(path, text, first, notes)
+            lines = _parse_tabs(path, text, notes)
         else:
-            lines = _parse(path, text, mark, csv.QUOTE_MINIMAL, first)
+            lines = _parse(path, text, mark, csv.QUOTE_MINIMAL)
     finally:
         csv.field_size_limit(limit)
     spans = [end - begin for begin, end, _ in lines]
@@ -60,14 +124,14 @@ def _separator(path: Path, text: str) -> str:
     return max(found)[2] if found else ","
 
 
-def _parse_tabs(path: Path, text: str, line: int, notes: list[str]) -> list[Line]:
+def _parse_tabs(path: Path, text: str, notes: list[str]) -> list[Line]:
     """Rows with tabs. A quote is a part of the text, unless quotes change no row or a cell holds a
     tab or a line break."""
     quoted: list[Line] = []
     with contextlib.suppress(DataError):
-        quoted = _parse(path, text, "\t", csv.QUOTE_MINIMAL, line)
+        quoted = _parse(path, text, "\t", csv.QUOTE_MINIMAL)
     try:
-        plain = _parse(path, text, "\t", csv.QUOTE_NONE, line)
+        plain = _parse(path, text, "\t", csv.QUOTE_NONE)
     except DataError:
         if quoted:
             return quoted
@@ -78,7 +142,7 @@ def _parse_tabs(path: Path, text: str, line: int, notes: list[str]) -> list[Line
     return plain
 
 
-def _parse(path: Path, text: str, mark: str, quoting: Literal[0, 3], line: int) -> list[Line]:
+def _parse(path: Path, text: str, mark: str, quoting: Literal[0, 3]) -> list[Line]:
     """The rows that are not blank, with the lines where they begin. If the header has a space after
     each separator, no cell begins or ends with one."""
     lines = io.StringIO(text, newline="").readlines()
@@ -99,10 +163,10 @@ def _parse(path: Path, text: str, mark: str, quoting: Literal[0, 3], line: int) 
                 if not _RULE.fullmatch("".join(cells)):
                     # a tuple, which the garbage collector can forget
                     row = tuple(map(str.strip, cells)) if skips else tuple(cells)
-                    rows.append((line + begins, line + ends, row))
+                    rows.append((begins + 1, ends + 1, row))
                 begins = ends
         except csv.Error:
-            wrong.append(line + begins)
+            wrong.append(begins + 1)
             begins += 1
     if wrong:
         others = f", nor does one on {len(wrong) - 1:,} other lines" if len(wrong) > 1 else ""
