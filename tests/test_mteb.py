@@ -116,14 +116,6 @@ def test_names_stay_within_the_folder_of_results(static_model, task, tmp_path, n
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["results"]
 
 
-def test_mteb_counts_the_parameters_of_a_table(static_model, task, tmp_path, caplog):
-    static_model.save_pretrained(str(tmp_path / "model"))
-    found = local_model(tmp_path / "model").mteb_model_meta.n_embedding_parameters
-    assert found == static_model[0].embedding.weight.numel()
-    evaluate(static_model, [RetrievalData(*task.values())])
-    assert "vocab" not in caplog.text
-
-
 def test_a_model_card_does_not_make_another_model(static_model, tmp_path):
     def revision():
         return local_model(tmp_path / "model").mteb_model_meta.revision

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, TypeVar, cast
 
-import torch
 import transformers
 from packaging.version import Version
 from sentence_transformers import SentenceTransformer
@@ -79,16 +78,15 @@ def has_adapter(model: nn.Module) -> bool:
     return any(type(module).__module__.startswith("peft.") for module in model.modules())
 
 
-def merge_lora(model: Model, dtype: torch.dtype | None = None) -> Model:
+def merge_lora(model: Model) -> Model:
     """Writes a LoRA into the weights, in place, and returns the plain model without peft.
 
     Its outputs stay the same, and all its weights can be trained. Layers of ``modules_to_save`` and
-    ``trainable_token_indices`` take the place of those that they were trained from.
+    ``trainable_token_indices`` take the place of those that they were trained from. Weights in half
+    precision become float32: they would round away a part of what an adapter has learned.
 
     Args:
         model: A SentenceTransformer with an adapter, or a ``peft.PeftModel``.
-        dtype: Precision of the merged model. None: float32 where the weights are in half precision,
-            which rounds away a part of what an adapter has learned.
 
     Raises:
         ImportError: If peft is not installed.
@@ -104,16 +102,14 @@ def merge_lora(model: Model, dtype: torch.dtype | None = None) -> Model:
     half = next((x.dtype for x in model.parameters() if x.element_size() < 4), None)
     if half is not None and has_adapter(model):
         model.float()
-        if dtype is None:
-            logger.warning(
-                f"The merged model is float32: {str(half).removeprefix('torch.')} would round away"
-                f" a part of what the adapter has learned. merge_lora(model, dtype={half}) stores"
-                " it in half the room."
-            )
+        logger.warning(
+            f"The merged model is float32: {str(half).removeprefix('torch.')} would round away a"
+            f" part of what the adapter has learned. model.to({half}) stores it in half the room."
+        )
     plain = cast(Model, _plain(model))
     for part in adapted:
         forget_adapter(part)
-    return plain if dtype is None else plain.to(dtype)
+    return plain
 
 
 def _plain(module: nn.Module) -> nn.Module:

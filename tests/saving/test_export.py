@@ -21,7 +21,7 @@ import st_magnitude as stm
 from st_magnitude._files import locked_folder
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving import find
-from st_magnitude.saving.card import add_section, complete_card, scoring_text
+from st_magnitude.saving.card import scoring_text
 
 FRACTION = stm.Similarity(1.0, 0.4)
 MODULES_CACHE = "transformers.dynamic_module_utils.HF_MODULES_CACHE"
@@ -184,22 +184,6 @@ def test_the_card_says_how_to_index(words, tmp_path, similarity, metric):
 
 
 # --- the static table of wordllama, which stm.load knows by name ----------------------------------
-
-
-def test_names_of_files_are_no_markdown(words, tmp_path):
-    """Escaped once, however often the card is completed, and nowhere else."""
-    name = "a*b*_c_<i>[x](y)|z"
-    words.model_card_data.train_datasets = [{"name": name}]
-    card = tmp_path / "README.md"
-    card.write_text(f"trained on the {name} dataset. x_y\n#### {name}\n* Dataset: {name}\n")
-    for _ in range(2):
-        complete_card(card, words)
-    add_section(card, f"### Retrieval ({name})\n\n| a | b_c |")
-    text = card.read_text()
-    assert name not in text
-    assert text.count(r"a\*b\*\_c\_\<i\>\[x\](y)\|z") == 4
-    assert "x_y" in text
-    assert "| a | b_c |" in text
 
 
 def test_the_table_has_wordllamas_vectors_and_is_a_stock_model(static_model, tmp_path):

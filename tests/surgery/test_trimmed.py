@@ -5,6 +5,7 @@ import copy
 import io
 import pickle
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from transformers.optimization import Adafactor
 
 import st_magnitude as stm
 from st_magnitude.surgery import trimmed, vocabulary
-from st_magnitude.surgery.trimmed import trains_rows_alone
+from st_magnitude.surgery.trimmed import why_rows_depend
 
 PAIRS = [row[:2] for row in ROWS]
 
@@ -371,9 +372,9 @@ class Unknown(torch.optim.SGD):
 
 OF_TORCH = [x for x in vars(torch.optim).values() if isinstance(x, type)]
 BY_ROW = {
-    "ASGD Adadelta Adagrad Adam AdamW Adamax Averaging NAdam RAdam RMSprop Rprop SGD": True,
-    "Adafactor Clipping LARS Muon": False,
-    "LBFGS SparseAdam Unknown": None,
+    "ASGD Adadelta Adagrad Adam AdamW Adamax Averaging NAdam RAdam RMSprop Rprop SGD": None,
+    "Adafactor Clipping LARS Muon": "reads other rows",
+    "LBFGS SparseAdam Unknown": "cannot be tried",
 }
 
 
@@ -385,59 +386,24 @@ def test_an_optimizer_trains_each_row_by_itself(kind):
     defaults = {} if kind is Adafactor else {"lr": 1e-4}
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    assert trains_rows_alone(kind, defaults, torch.device("cpu")) is expected
+    found = why_rows_depend(kind, defaults, torch.device("cpu"))
+    assert found is expected is None or found.startswith(expected)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_an_optimizer_that_reads_other_rows_is_refused_in_the_block():
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (partial(LARS, lr=0.1), "LARS reads other rows"),
+        (partial(Unknown, other=None, lr=0.1), "Unknown cannot be tried"),
+    ],
+)
+def test_an_optimizer_that_may_read_other_rows_is_refused_in_the_block(make, said):
     model = static()
     with stm.trimmed_vocabulary(model, TEXTS):
-        optimizer = optimizer_of(model, LARS)
-        with pytest.raises(ValueError, match=r"^LARS reads other rows .* such as AdamW"):
+        optimizer = make(model.parameters())
+        with pytest.raises(ValueError, match=f"^{said} .* such as AdamW"):
             step(model, optimizer)
-
-
-def test_an_optimizer_that_cannot_be_tried_is_named_once(caplog):
-    model = static()
-    with stm.trimmed_vocabulary(model, TEXTS):
-        optimizer = Unknown(model.parameters(), None, 0.1)
-        step(model, optimizer)
-        step(model, optimizer)
-    assert caplog.text.count("Unknown cannot be tried on a small table.") == 1
-
-
-# --- what knows the shape of the table from before ------------------------------------------------
-
-
-def averaged_from_before(model):
-    ema = AveragedModel(model)
-    ema.n_averaged += 1
-    yield
-    ema.update_parameters(model)
-
-
-def pulled_to_the_start(model):
-    start = table_of(model).weight.detach().clone()
-    yield
-    (table_of(model).weight - start).square().sum().backward()
-
-
-def masked_rows(model):
-    is_new = torch.arange(NUM_ROWS)[:, None] > 10
-    yield
-    table_of(model).weight.register_hook(lambda gradient: gradient * is_new)
-    stm.CosineRankingLoss(model)(batch_of(model, PAIRS), None).backward()
-
-
-@pytest.mark.parametrize("program", [averaged_from_before, pulled_to_the_start, masked_rows])
-def test_what_knows_the_shape_of_the_table_from_before(program):
-    model = static()
-    running = program(model)
-    next(running)
-    message = r"has 120 of its 2,000 rows\. Make within the block what has the shape of the table"
-    with pytest.raises(ValueError, match=message), stm.trimmed_vocabulary(model, TEXTS):
-        next(running)
-    assert len(table_of(model).weight) == NUM_ROWS
 
 
 def test_a_table_that_is_resized_in_the_block():
