@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from st_magnitude.data.retrieval import RetrievalData
 
 FEW_HITS = 0.8  # share of queries for which BM25 finds a document, below which it warns
 GRAM = 4  # characters
+LARGE = 100_000  # documents, from which on bm25s shows its progress
 
 # Thai, Lao, Burmese, Khmer, kana and ideographs: scripts without spaces between words
 _UNSPACED = (
@@ -135,8 +137,9 @@ class LexicalIndex:
         ]
         self.bm25 = bm25s.BM25(k1=1.5, b=0.75, method="lucene", dtype="float64")
         if self.numbers:
+            shows = len(documents) >= LARGE and sys.stderr.isatty()
             given = (documents, self.numbers)
-            self.bm25.index(given, create_empty_token=False, show_progress=False)
+            self.bm25.index(given, create_empty_token=False, show_progress=shows)
 
     def search(self, data: RetrievalData, top_k: int = 100) -> Ranking:
         """The best documents of each query of data with the same corpus."""

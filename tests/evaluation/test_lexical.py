@@ -102,6 +102,14 @@ def test_documents_without_words_are_found_by_no_query(documents, tokenizer, rec
     assert not [str(warned.message) for warned in recwarn if "divide" in str(warned.message)]
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_sees_the_progress_of_large_corpora(monkeypatch, capsys, is_terminal):
+    monkeypatch.setattr("st_magnitude.evaluation.lexical.LARGE", 0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    bm25_run(RetrievalData({"q": "tea"}, {"d": "tea", "e": "rain"}, {}))
+    assert ("BM25S Compute Scores" in capsys.readouterr().err) == is_terminal
+
+
 @pytest.mark.parametrize(("without", "warns"), [(2, False), (3, True)])
 def test_a_warning_where_more_than_a_fifth_of_the_queries_find_nothing(caplog, without, warns):
     queries = {f"q{i}": "tea" if i >= without else "wax" for i in range(10)}
