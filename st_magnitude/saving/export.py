@@ -233,17 +233,12 @@ def _refuse_unreadable(model: SentenceTransformer, path: str) -> None:
     """Refuses a model that reads nothing of a text, and so embeds all texts of a length alike."""
     for reader in readers_of(model):
         tokenizer = getattr(reader, "tokenizer", None)
-        if isinstance(tokenizer, PreTrainedTokenizerBase):
-            if len(tokenizer) <= len(tokenizer.all_special_tokens):
-                raise OSError(
-                    f"The tokenizer of the model at {path!r} knows no word: files of it are missing"
-                    " (tokenizer.json). Copy them from the model that it was made of."
-                )
-            if tokenizer.model_max_length < 1:
-                raise InputError(
-                    f"The model at {path!r} reads {tokenizer.model_max_length} tokens of a text:"
-                    " mend model_max_length in its tokenizer_config.json."
-                )
+        is_known = isinstance(tokenizer, PreTrainedTokenizerBase)
+        if is_known and len(tokenizer) <= len(tokenizer.all_special_tokens):
+            raise OSError(
+                f"The tokenizer of the model at {path!r} knows no word: files of it are missing"
+                " (tokenizer.json). Copy them from the model that it was made of."
+            )
 
 
 @contextmanager
