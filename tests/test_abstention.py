@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import save_splits
-from scipy.stats import binom
 
 import st_magnitude as stm
 
@@ -52,30 +51,6 @@ def test_the_guarantee_holds_over_repeated_samples(probability, decimals):
     assert broken <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
     assert answered > 0.4 * runs  # the limit is not kept by silence
     assert naive_broken > 0.3 * runs
-
-
-def test_threshold_is_that_of_a_loop():
-    rng = np.random.default_rng(1)
-    signal = rng.random(300).round(2)  # ties
-    wrong = rng.random(300) < falling(signal)
-    ranked = sorted(zip(-signal, ~wrong, strict=True))
-    expected, mistakes = math.inf, 0
-    for k in range(1, 300):
-        mistakes += not ranked[k - 1][1]
-        if k >= 30 and binom.cdf(mistakes, k, 0.15) > 0.2:
-            break
-        here, below = -ranked[k - 1][0], -ranked[k][0]
-        if k > 30 and below < here:
-            expected = (here + below) / 2
-    assert math.isfinite(expected)
-    found = abstention.controlled_threshold
-    assert found(signal, wrong, 0.1, 0.15, 0.2) == expected
-    assert found(signal, np.ones(300, bool), 0.1, 0.15, 0.2) == math.inf
-    assert found(signal, np.zeros(300, bool), 0.1, 0.15, 0.2) == signal.min()
-    # the first test alone allows nothing, and of equal signals the wrong one comes first
-    number = np.arange(40)
-    assert found(-1.0 * number, number == 20, 0.5, 0.1, 0.13) == math.inf
-    assert found(np.ones(40), number == 39, 0.5, 0.1, 0.13) == math.inf
 
 
 def test_half_of_91_queries_without_a_mistake_allow_a_risk_of_a_tenth():

@@ -22,9 +22,7 @@ from _tables import (
     table_of,
     two_tables,
 )
-from _tiny import ROWS, columns
-from _trainer import make_trainer
-from datasets import Dataset
+from _tiny import ROWS
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks as optimizer_hooks
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -64,19 +62,6 @@ def cast(how):
             how(model)
             yield model.state_dict()
             yield model.encode(UNSEEN + TEXTS, convert_to_tensor=True)
-
-    return program
-
-
-def full_evaluation(**options):
-    def program(model, block):
-        data = Dataset.from_dict(columns())
-        loss = stm.CosineRankingLoss(model)
-        trainer = make_trainer(model, loss, "output", eval_data=data, **options)
-        with block:
-            step(model, optimizer_of(model))
-            trainer.evaluate()
-            yield model.state_dict()
 
     return program
 
@@ -132,13 +117,6 @@ def written_state_dict(model, block):
         average(held.values(), start.values())
         yield copy.deepcopy(model)
         yield pickle.loads(pickle.dumps(model))
-
-
-def filled(model, block):
-    with block:
-        for value in model.state_dict().values():
-            value.fill_(1.0)
-        yield model.encode(TEXTS, convert_to_tensor=True)
 
 
 def written_between_gradient_and_step(model, block):
@@ -225,49 +203,28 @@ def averaged_after_the_block(model, block):
     optimizer.eval()
 
 
-def of_this_program(model, block):
-    """A loop without an optimizer."""
-    with block:
-        for _ in range(2):
-            stm.CosineRankingLoss(model)(batch_of(model, PAIRS), None).backward()
-            for weight in (x for x in model.parameters() if x.grad is not None):
-                weight.data.add_(weight.grad, alpha=-1.0)
-            model.zero_grad()
-            yield model.encode(TEXTS, convert_to_tensor=True)
-
-
 PROGRAMS = {
     "bfloat16": cast(lambda model: model.bfloat16()),
-    "half": cast(lambda model: model.half()),
-    "double": cast(lambda model: model.double()),
     "to": cast(lambda model: model.to(torch.float64).to(torch.float32)),
-    "bf16_full_eval": full_evaluation(bf16_full_eval=True),
-    "fp16_full_eval": full_evaluation(fp16_full_eval=True),
     "averages": averages_of_state_dicts(copies_in_block=False),
     "averages in a copy": averages_of_state_dicts(copies_in_block=True),
     "averages of parameters": averages_of_parameters,
     "written": written_state_dict,
-    "filled": filled,
     "written before a step": written_between_gradient_and_step,
     "pickles": pickles,
     "copies": copies,
     "AdamW lives on": lives_on(torch.optim.AdamW),
     "SGD lives on": lives_on(torch.optim.SGD, momentum=0.9),
-    "RMSprop lives on": lives_on(torch.optim.RMSprop, centered=True),
-    "Rprop lives on": lives_on(lambda weights, lr, **_: torch.optim.Rprop(weights, lr)),
     "Adagrad lives on": lives_on(torch.optim.Adagrad, initial_accumulator_value=0.5),
-    "ASGD lives on": lives_on(torch.optim.ASGD, lambd=0),
     "Averaging lives on": lives_on(Averaging),
     "averages after the block": averaged_after_the_block,
     "stepped after": first_stepped_after,
-    "no optimizer": of_this_program,
 }
 
 
 @both
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_program_finds_what_it_would_find_without_trimming(tmp_path, monkeypatch, build, program):
-    monkeypatch.chdir(tmp_path)
+def test_a_program_finds_what_it_would_find_without_trimming(monkeypatch, build, program):
     monkeypatch.setattr(trimmed, "CHUNK", 700)
     found = []
     for trims in (True, False):
@@ -295,13 +252,6 @@ def test_the_device_of_the_whole_table():
         model.to("meta")
     assert table_of(model).weight.is_meta
     assert len(table_of(model).weight) == NUM_ROWS
-
-
-def test_a_table_that_is_frozen_in_the_block_stays_frozen():
-    model = static()
-    with stm.trimmed_vocabulary(model, TEXTS):
-        model.requires_grad_(False)
-    assert not table_of(model).weight.requires_grad
 
 
 def test_no_gradient_crosses_the_block():

@@ -186,23 +186,6 @@ def test_ranks_train_the_same_rows():
     assert on_ranks(2, of_a_rank) == [2, 2]
 
 
-@both
-def test_weight_decay_leaves_the_other_rows_alone(tmp_path, caplog, build):
-    start, trimmed, whole = (build() for _ in range(3))
-    for model in (trimmed, whole):
-        torch.manual_seed(0)
-        options = {"weight_decay": 0.1, "max_grad_norm": 0}
-        trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path, **options)
-        with stm.trimmed_vocabulary(trainer) if model is trimmed else nullcontext():
-            trainer.train()
-    start, trimmed, whole = (table_of(model).weight for model in (start, trimmed, whole))
-    is_used = (trimmed != start).any(dim=1)
-    assert torch.equal(trimmed[is_used], whole[is_used])
-    assert not (whole[~is_used] == start[~is_used]).any()
-    unused = f"{NUM_ROWS - is_used.sum():,}"
-    assert caplog.text.count(f"weight_decay does not shrink the {unused} rows") == 1
-
-
 # --- a model within the block ---------------------------------------------------------------------
 
 
@@ -286,20 +269,6 @@ def test_padding_has_a_row_where_no_text_is_padded():
         assert table_of(model).padding_idx != padding
         model(model.preprocess(["rain", "snow rain"]))["sentence_embedding"].sum().backward()
     assert table_of(model).padding_idx == padding
-
-
-def test_an_error_in_the_block(tmp_path):
-    class Stops(TrainerCallback):
-        def on_step_end(self, *args, **kwargs):
-            raise KeyboardInterrupt
-
-    model = static()
-    table, start, hooks = table_of(model), static().state_dict(), dict(vars(table_of(model)))
-    trainer = make_trainer(model, stm.CosineRankingLoss(model), tmp_path, callbacks=[Stops()])
-    with pytest.raises(KeyboardInterrupt), stm.trimmed_vocabulary(trainer):
-        trainer.train()
-    assert 50 < (table.weight != start["0.embedding.weight"]).any(dim=1).sum() < 200
-    assert vars(table) == hooks
 
 
 @pytest.mark.parametrize("keeps", [True, False])
