@@ -26,7 +26,7 @@ from st_magnitude._checks import InputError, InputTypeError, MissingPackage, for
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import encodes_alone, load_with_classes
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
+from st_magnitude.saving.card import complete_card
 from st_magnitude.saving.find import TABLES, folder_of_table, not_found, refuse_other_folder
 from st_magnitude.similarity import at_least_float32
 from st_magnitude.surgery.adapters import has_adapter, merge_lora
@@ -41,11 +41,8 @@ from st_magnitude.surgery.raw import (
 
 logger = logging.getLogger(__name__)
 
-REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of a model, and its class
 OURS: dict[str, type] = {
-    f"{ExponentNorm.__module__}.ExponentNorm": ExponentNorm,
-    f"{GradScale.__module__}.GradScale": GradScale,
-    REFERENCE: ExponentNorm,
+    f"{kind.__module__}.{kind.__name__}": kind for kind in (ExponentNorm, GradScale)
 }
 
 TEXTS = (
@@ -109,23 +106,9 @@ def write_model(model: SentenceTransformer, folder: Path, texts: Sequence[str] =
             raise
         except Exception as error:  # of torch, safetensors and tokenizers, such as for a full disk
             raise OSError(f"{type(error).__name__}: {error}") from error
-        if isinstance(model[-1], ExponentNorm):
-            _refer_to_package(folder)
         complete_card(folder / "README.md", plain)
         del plain  # room for the copy that is loaded
         check_saved(model, folder, texts)
-
-
-def _refer_to_package(folder: Path) -> None:
-    """Makes the error of sentence-transformers say what to install."""
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    modules[-1]["type"] = REFERENCE
-    (folder / "modules.json").write_text(json.dumps(modules, indent=2), encoding="utf-8")
-    code = (
-        "try:\n    from st_magnitude.modules import ExponentNorm  # noqa: F401\n"
-        f"except ImportError as error:\n    raise ImportError({NEEDS_PACKAGE!r}) from error\n"
-    )
-    (folder / f"{REFERENCE.partition('.')[0]}.py").write_text(code, encoding="utf-8")
 
 
 # --- every save is loaded again and compared with the model in memory -----------------------------
