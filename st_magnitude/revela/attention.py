@@ -36,12 +36,10 @@ class Neighbours:
     in a pass: layers do not wait for the GPU. ``v_norm``: whether to divide by value norms, Eq. 6.
     """
 
-    def __init__(
-        self, similarity: Tensor, attention_mask: Tensor | None = None, *, v_norm: bool = True
-    ) -> None:
+    def __init__(self, similarity: Tensor, attention_mask: Tensor, *, v_norm: bool = True) -> None:
         self.similarity = similarity
         self.v_norm = v_norm
-        self.key_mask = None if attention_mask is None else attention_mask.bool()
+        self.key_mask = attention_mask.bool()
         self.calls = 0  # number of layers that have used this object
         # The pairs (i, j) by ranges of i: (first, last + 1, i - first, j), the last two (P,).
         self.chunks: list[tuple[int, int, Tensor, Tensor]] = []
@@ -88,8 +86,7 @@ def in_batch_attention(
         sizes = torch.linalg.vector_norm(value, dim=-1, dtype=wide) + EPS
         value = (value / sizes[..., None]).to(value.dtype)
         bias = sizes.log()
-    if neighbours.key_mask is not None:
-        bias = bias.masked_fill(~neighbours.key_mask[:, None], MASKED)
+    bias = bias.masked_fill(~neighbours.key_mask[:, None], MASKED)
     key = torch.cat([key, (bias[..., None] / scaling).to(key.dtype)], -1)  # (B, H_kv, L, d + 1)
     # fused kernels need a multiple of 8 dimensions d', the same for all three
     width = -(-max(dim + 1, value_dim) // 8) * 8

@@ -63,6 +63,7 @@ ODD = {
     "cutoff 1.5": {"ks": (1.5,)},
     "other width": {"text_features": torch.ones(4, 3)},
     "a turned matrix": {"relevant": np.ones((4, 3), bool)},
+    "no pairs of unequal numbers": {"relevant": None},
     "nan": {"image_features": torch.full((3, 2), torch.nan)},
 }
 

@@ -177,8 +177,8 @@ def test_pairs_that_are_left_out_do_not_matter(lm, monkeypatch) -> None:
     generator = torch.Generator().manual_seed(2)
     scores = 25.0 * torch.randn(5, 5, dtype=torch.float64, generator=generator)
     weights = scores.fill_diagonal_(-torch.inf).softmax(-1)
-    assert sum(len(j) for *_, j in Neighbours(weights).chunks) <= 10  # of 20
     ids, mask = padded(docs)
+    assert sum(len(j) for *_, j in Neighbours(weights, mask).chunks) <= 10  # of 20
     _, sparse = two_streams(lm, ids, Neighbours(weights, mask))
     monkeypatch.setattr(attention, "SPARSE_BELOW", -1.0)
     _, exact = two_streams(lm, ids, Neighbours(weights, mask))
