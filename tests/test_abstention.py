@@ -53,13 +53,6 @@ def test_the_guarantee_holds_over_repeated_samples(probability, decimals):
     assert naive_broken > 0.3 * runs
 
 
-def test_half_of_91_queries_without_a_mistake_allow_a_risk_of_a_tenth():
-    for number, answered in ((90, 0), (91, 91)):
-        scores, wrong = np.random.default_rng(0).random((number, 2)), np.zeros(number, dtype=bool)
-        signal, threshold = abstention.choose_threshold(scores, wrong, 0.1, 0.05)
-        assert (abstention.SIGNALS[signal](scores) >= threshold).sum() == answered
-
-
 def test_the_example(static_model, tmp_path, monkeypatch, capsys):
     """A risk of 0.01 needs 299 right answers in a row."""
     monkeypatch.setattr(stm, "load", lambda _: static_model)
