@@ -1,4 +1,4 @@
-"""BM25 and fusion against literal loops, words in every script, and documents without words."""
+"""BM25 and fusion against figures by hand, words in every script, and documents without words."""
 
 import math
 from itertools import permutations
