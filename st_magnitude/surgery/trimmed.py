@@ -75,12 +75,6 @@ class Trimmed(nn.Module):
     def take_written(self) -> None:
         """Takes what a program has written into the state dict, which is live as any other."""
         rows = self.rows
-        if len(self.weight) != len(rows.kept):
-            raise InputError(
-                f"The word table was resized to {len(self.weight):,} rows within"
-                f" trimmed_vocabulary, where it has {len(rows.kept):,} of its"
-                f" {len(rows.whole):,}. Resize it before the block."
-            )
         if num_writes(rows.whole) != rows.num_writes:
             self.weight.copy_(rows.whole[rows.kept])
             rows.num_writes = num_writes(rows.whole)
