@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, foreign
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
 from st_magnitude._upstream import encodes_alone, load_with_classes
-from st_magnitude.modules import ExponentNorm
+from st_magnitude.modules import HUB_OPTIONS, ExponentNorm
 from st_magnitude.saving.card import complete_card
 from st_magnitude.saving.find import TABLES, folder_of_table, not_found, refuse_other_folder
 from st_magnitude.similarity import at_least_float32
@@ -55,7 +55,6 @@ MOST_TEXTS = 8
 MOST_CHARACTERS = 300
 EXACT = 1e-4  # relative error of two computations in float32 on the same processor
 
-_PLACE = ("token", "cache_folder", "revision", "local_files_only")  # options of its files
 _NO_CODE = "and no code of a model is run (SECURITY.md, trust_remote_code)."
 
 
@@ -194,7 +193,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         raise InputError("The name of the model is empty; give a folder or a hub id.")
     if path in TABLES and not os.path.isdir(path):
         return load_table(**kwargs)
-    place = {name: kwargs[name] for name in _PLACE if name in kwargs}
+    place = {name: kwargs[name] for name in HUB_OPTIONS if name in kwargs}
     _refuse_cross_encoder(path, place)
     with loading("model", path, has_options=bool(kwargs)):
         model = load_with_classes(path, OURS, **kwargs)

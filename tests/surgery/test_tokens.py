@@ -44,7 +44,6 @@ def test_the_tokenizer_does_all_else():
         words = [text.split() for text in TEXTS]
         for texts, args, options in [
             (TEXTS, (), {}),
-            (TEXTS, (False,), {}),
             (words, (True,), {}),
             (words, (), {"is_pretokenized": True, "add_special_tokens": False}),
         ]:

@@ -17,7 +17,6 @@ from _tables import (
     UNSEEN,
     assert_same,
     both,
-    encoder,
     static,
     table_of,
     two_tables,
