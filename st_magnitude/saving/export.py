@@ -215,8 +215,9 @@ def _refuse_unreadable(model: SentenceTransformer, path: str) -> None:
     """Refuses a model that reads nothing of a text, and so embeds all texts of a length alike."""
     for reader in readers_of(model):
         tokenizer = getattr(reader, "tokenizer", None)
-        is_known = isinstance(tokenizer, PreTrainedTokenizerBase)
-        if is_known and len(tokenizer) <= len(tokenizer.all_special_tokens):
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            continue
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):
             raise OSError(
                 f"The tokenizer of the model at {path!r} knows no word: files of it are missing"
                 " (tokenizer.json). Copy them from the model that it was made of."

@@ -24,7 +24,6 @@ from _tables import (
 from _tiny import ROWS
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks as optimizer_hooks
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers.optimization import Adafactor
 
 import st_magnitude as stm
@@ -78,25 +77,6 @@ def averages_of_state_dicts(copies_in_block):
         yield ema
 
     return program
-
-
-def averages_of_parameters(model, block):
-    with block:
-        optimizer = optimizer_of(model)
-        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-        for _ in range(3):
-            step(model, optimizer)
-            ema.update_parameters(model)
-        yield ema.module.encode(TEXTS, convert_to_tensor=True)
-        own = [x.detach().clone() for x in model.parameters()]
-        for mine, other in zip(model.parameters(), ema.module.parameters(), strict=True):
-            mine.data.copy_(other.data)
-        yield model.encode(UNSEEN + TEXTS, convert_to_tensor=True)
-        yield {name: x.clone() for name, x in model.state_dict().items()}
-        for mine, other in zip(model.parameters(), own, strict=True):
-            mine.data.copy_(other)
-        step(model, optimizer)
-    yield ema.module
 
 
 def written_state_dict(model, block):
@@ -207,7 +187,6 @@ PROGRAMS = {
     "to": cast(lambda model: model.to(torch.float64).to(torch.float32)),
     "averages": averages_of_state_dicts(copies_in_block=False),
     "averages in a copy": averages_of_state_dicts(copies_in_block=True),
-    "averages of parameters": averages_of_parameters,
     "written": written_state_dict,
     "written before a step": written_between_gradient_and_step,
     "pickles": pickles,
