@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import transformers
 from packaging.version import Version
@@ -14,13 +14,12 @@ from transformers import PreTrainedModel
 from st_magnitude._checks import INSTALL, InputError, needs
 from st_magnitude._upstream import forget_adapter
 from st_magnitude.modules import ExponentNorm
+from st_magnitude.surgery.raw import Model
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 logger = logging.getLogger(__name__)
-
-Model = TypeVar("Model", bound=nn.Module)
 
 MERGE_FIRST = (
     "Merge it into the weights, and train the model of the new folder: stm.export(stm.load(folder),"
