@@ -31,14 +31,18 @@ def lora_config(*, r: int = 256, lora_alpha: int = 64) -> LoraConfig:
     """Revela's LoRA, in all linear layers of attention and feed-forward blocks.
 
     Raises:
-        InputError: Before transformers 5.6, which gives a loaded adapter new weights.
+        InputError: Before transformers 5.6, which gives a loaded adapter new weights, and if it
+            asks for a later peft.
     """
     with needs("LoRA", "revela"):
+        import peft
         from peft import LoraConfig
-    if Version(transformers.__version__) < Version("5.6"):
+        from transformers.integrations.peft import MIN_PEFT_VERSION
+    versions = Version(transformers.__version__), Version(peft.__version__)
+    if versions[0] < Version("5.6") or versions[1] < Version(MIN_PEFT_VERSION):
         raise InputError(
-            f"transformers {transformers.__version__} gives an adapter new weights when it loads"
-            f' it. Install another one {INSTALL} ".[revela]".'
+            f"transformers {versions[0]} and peft {versions[1]} do not train LoRA together. Install"
+            f' two that do {INSTALL} ".[revela]".'
         )
     return LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=0.1, target_modules="all-linear")
 

@@ -98,7 +98,14 @@ def test_half_precision_under_an_adapter_rounds_nothing_away(folder, tmp_path, c
     assert lost > 0.05 * np.abs(moved).max()
 
 
-def test_a_release_that_loses_adapters_is_refused(monkeypatch):
-    monkeypatch.setattr("transformers.__version__", "5.5.4")
-    with pytest.raises(ValueError, match=r"adapter new weights.*pip install \"\.\[revela\]"):
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("transformers.__version__", "5.5.4"),  # which loses adapters
+        ("transformers.integrations.peft.MIN_PEFT_VERSION", "9"),
+    ],
+)
+def test_versions_that_do_not_fit_are_refused(monkeypatch, name, version):
+    monkeypatch.setattr(name, version)
+    with pytest.raises(ValueError, match=r"do not train LoRA together.*pip install \"\.\[revela\]"):
         stm.revela.lora_config()
