@@ -16,6 +16,8 @@ __all__ = ["ExponentNorm"]
 
 logger = logging.getLogger(__name__)
 
+HUB_OPTIONS = ("token", "cache_folder", "revision", "local_files_only")  # of the files of a model
+
 
 class ExponentNorm(Module):
     """Divides embeddings by a power of their norm, for queries one and for documents another.
@@ -138,11 +140,9 @@ class ExponentNorm(Module):
     def load(  # type: ignore[override]
         cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any
     ) -> ExponentNorm:
-        hub_options = ("token", "cache_folder", "revision", "local_files_only")
-        place = {key: kwargs[key] for key in hub_options if key in kwargs}
+        place = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
         place["subfolder"] = subfolder
-        config = cls.load_config(model_name_or_path, **place)
-        module = cls(**{key: config[key] for key in cls.config_keys if key in config})
+        module = super().load(model_name_or_path, **place)
         return cls.load_torch_weights(model_name_or_path, model=module, **place)
 
 

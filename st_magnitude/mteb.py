@@ -11,7 +11,6 @@ from typing import Any
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
-from tokenizers import Tokenizer
 
 from st_magnitude._checks import InputError, foreign, needs
 from st_magnitude.data.retrieval import RetrievalData
@@ -74,7 +73,7 @@ def local_model(path: str | Path) -> EncoderProtocol:
     """A model in a folder, as ``mteb.evaluate`` takes it: its name is ``local/FOLDER``, and its
     revision a hash of weights and configuration."""
     folder = Path(path).resolve()
-    model = SentenceTransformerEncoderWrapper(_with_vocabulary(load(folder)))
+    model = SentenceTransformerEncoderWrapper(load(folder))
     known = {"name": f"local/{_file_name(folder.name)}", "revision": _revision(folder)}
     model.mteb_model_meta = model.mteb_model_meta.model_copy(update=known)
     return model
@@ -109,7 +108,7 @@ def evaluate(
     try:
         chosen = [mteb.get_task(x) if isinstance(x, str) else retrieval_task(x) for x in tasks]
         if isinstance(model, SentenceTransformer):
-            runs = _with_vocabulary(model)
+            runs = model
         elif Path(model).is_dir():
             runs = local_model(model)
         else:
@@ -125,15 +124,6 @@ def evaluate(
     options: Any = {"encode_kwargs": encode, "show_progress_bar": bars}
     with foreign():
         return mteb.evaluate(runs, chosen, cache=cache, **options)
-
-
-def _with_vocabulary(model: SentenceTransformer) -> SentenceTransformer:
-    """The model, whose tokenizer has the attribute ``vocab`` by which mteb counts parameters. That
-    of a static table lacks it, and mteb logs an error."""
-    tokenizer = getattr(model, "tokenizer", None)
-    if isinstance(tokenizer, Tokenizer):
-        vars(tokenizer)["vocab"] = tokenizer.get_vocab()
-    return model
 
 
 def _file_name(name: str) -> str:

@@ -43,14 +43,8 @@ def _width(text: str) -> int:
 
 def _units(text: str) -> list[str]:
     """The parts that lines do not break: spaces, words, numbers and single wide letters."""
-    units: list[str] = []
-    for part in re.findall(" +|[^ ]+", text):
-        units.append("")
-        for letter in part:
-            if units[-1] and 2 in (_width(letter), _width(units[-1][-1])):
-                units.append("")
-            units[-1] += letter
-    return units
+    parted = (f"\0{letter}\0" if _width(letter) == 2 else letter for letter in text)
+    return re.findall(" +|[^ \0]+", "".join(parted))
 
 
 def _lines_of(text: str, width: int, indent: str = "") -> list[str]:

@@ -23,10 +23,6 @@ class Walker:
 '''
 
 
-def fold(text: str) -> str:
-    return " ".join(text.split()).casefold()
-
-
 def document(name: str, number: int, words: int = 6) -> str:
     """So many chunks of one sentence each, when ``max_words`` is the number of words."""
     return " ".join(f"{name.title()} says {'very ' * (words - 4)}much {i}." for i in range(number))

@@ -9,13 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from _lookup import bag
-from _tiny import ROWS
-from scipy.stats import binom
+from conftest import save_splits
 
 import st_magnitude as stm
-from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.surgery.raw import encode_raw
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "abstention.py"
 abstention = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
@@ -57,96 +53,24 @@ def test_the_guarantee_holds_over_repeated_samples(probability, decimals):
     assert naive_broken > 0.3 * runs
 
 
-def test_threshold_is_that_of_a_loop():
-    rng = np.random.default_rng(1)
-    signal = rng.random(300).round(2)  # ties
-    wrong = rng.random(300) < falling(signal)
-    ranked = sorted(zip(-signal, ~wrong, strict=True))
-    expected, mistakes = math.inf, 0
-    for k in range(1, 300):
-        mistakes += not ranked[k - 1][1]
-        if k >= 30 and binom.cdf(mistakes, k, 0.15) > 0.2:
-            break
-        here, below = -ranked[k - 1][0], -ranked[k][0]
-        if k > 30 and below < here:
-            expected = (here + below) / 2
-    assert math.isfinite(expected)
-    found = abstention.controlled_threshold
-    assert found(signal, wrong, 0.1, 0.15, 0.2) == expected
-    assert found(signal, np.ones(300, bool), 0.1, 0.15, 0.2) == math.inf
-    assert found(signal, np.zeros(300, bool), 0.1, 0.15, 0.2) == signal.min()
-    # the first test alone allows nothing, and of equal signals the wrong one comes first
-    number = np.arange(40)
-    assert found(-1.0 * number, number == 20, 0.5, 0.1, 0.13) == math.inf
-    assert found(np.ones(40), number == 39, 0.5, 0.1, 0.13) == math.inf
-
-
-def test_half_of_91_queries_without_a_mistake_allow_a_risk_of_a_tenth():
-    for number, answered in ((90, 0), (91, 91)):
-        scores, wrong = np.random.default_rng(0).random((number, 2)), np.zeros(number, dtype=bool)
-        signal, threshold = abstention.choose_threshold(scores, wrong, 0.1, 0.05)
-        assert (abstention.SIGNALS[signal](scores) >= threshold).sum() == answered
-
-
-@pytest.fixture(scope="module")
-def counts():
-    """A model that counts words: right often, but not always."""
-    words = {word for row in ROWS for text in row for word in text.split()}
-    return bag(sorted(words), similarity="cosine")
-
-
-@pytest.fixture(scope="module")
-def data():
-    """64 queries, every fourth of which has no relevant document."""
-    queries = {
-        f"q{i:02d}": f"{ROWS[i % 16][3]} {ROWS[i // 4][0]} {ROWS[i // 4][1][:12]}"
-        for i in range(64)
-    }
-    corpus = {f"d{i:02d}": row[1] for i, row in enumerate(ROWS)} | {
-        f"x{i:02d}": row[2] for i, row in enumerate(ROWS)
-    }
-    return RetrievalData(
-        queries, corpus, {q: [f"d{i // 4:02d}"] * (i % 4 > 0) for i, q in enumerate(queries)}
-    )
-
-
-@pytest.fixture
-def script(counts, data, tmp_path, monkeypatch):
-    """Runs the example; dev and test are the same."""
-    monkeypatch.setattr(stm, "load", lambda _: counts)
-    monkeypatch.setattr(stm, "load_splits", lambda _: {"dev": data, "test": data})
+def test_the_example(static_model, tmp_path, monkeypatch, capsys):
+    """A risk of 0.01 needs 299 right answers in a row."""
+    monkeypatch.setattr(stm, "load", lambda _: static_model)
+    places = ["--data", save_splits(tmp_path, "dev", "test"), "--output", tmp_path / "rule.json"]
 
     def run(*options):
-        shared = ["--model", "model", "--data", "data", "--output", tmp_path / "rule.json"]
-        monkeypatch.setattr(sys, "argv", ["abstention.py", *map(str, [*shared, *options])])
+        arguments = ["abstention.py", "--model", "model", *places, *options]
+        monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
         abstention.main()
-        return json.loads((tmp_path / "rule.json").read_text())
 
-    return run
-
-
-def test_rule_against_a_loop(script, counts, data, capsys):
-    """Scores and wrong answers of every query, by numpy on raw embeddings."""
-    rule = script("--risk", 0.6, "--delta", 0.5)
-    ids = sorted(data.corpus)
-    q = encode_raw(counts, list(data.queries.values()), "query").double().numpy()
-    d = encode_raw(counts, [data.corpus[i] for i in ids], "document").double().numpy()
-    q /= np.linalg.norm(q, axis=1, keepdims=True)
-    exponent = stm.Similarity.named(counts.similarity_fn_name).exponents[1]
-    d /= np.linalg.norm(d, axis=1, keepdims=True) ** exponent
-    scores = (q @ d.T).astype(np.float32)  # as the search rounds them: ties are ties
-    order = np.argsort(-scores, axis=1, kind="stable")
-    pairs = zip(data.queries, order[:, 0], strict=True)
-    wrong = np.array([ids[i] not in data.relevant.get(query, ()) for query, i in pairs])
-    answers = abstention.answers(rule, np.take_along_axis(scores, order, axis=1)[:, :2])
+    run("--risk", 0.9, "--delta", 0.5)
+    rule = json.loads((tmp_path / "rule.json").read_text())
+    scores, is_wrong = abstention.best_scores(static_model, stm.load_splits(tmp_path)["test"])
+    answered = abstention.answers(rule, scores)
     said = capsys.readouterr().out
-    assert f"test: {answers.sum()} of 64 queries answered" in said
-    assert f"wrong: {(answers & wrong).sum() / answers.sum():.3f} [" in said
-
-
-@pytest.mark.parametrize(("risk", "said"), [(0.01, "use more queries"), (1, "between 0 and 1")])
-def test_refusals(script, risk, said, capsys):
-    """A risk of 0.01 needs 299 right answers in a row."""
-    with pytest.raises(SystemExit):
-        script("--risk", risk)
-    assert said in capsys.readouterr().err
+    assert f"test: {answered.sum()} of 8 queries answered" in said
+    assert f"wrong: {(answered & is_wrong).sum() / answered.sum():.3f} [" in said
+    for risk, refused in ((0.01, "use more queries"), (1, "between 0 and 1")):
+        with pytest.raises(SystemExit):
+            run("--risk", risk)
+        assert refused in capsys.readouterr().err

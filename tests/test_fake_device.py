@@ -190,11 +190,10 @@ def test_a_step_of_a_loss(
 @pytest.mark.parametrize("v_norm", [True, False])
 def test_a_layer_of_in_batch_attention(dtype: torch.dtype, v_norm: bool) -> None:
     attention = pytest.importorskip("st_magnitude.revela.attention")
-    i, j = torch.tensor([[0, 1, 2, 2], [1, 0, 0, 1]], device="cuda")
     # without __init__, which reads the similarities to choose the pairs
     neighbours = attention.Neighbours.__new__(attention.Neighbours)
     neighbours.similarity, neighbours.v_norm, neighbours.calls = leaf(3, 3), v_norm, 0
-    neighbours.chunks = [(0, 2, i[:2], j[:2]), (2, 3, i[2:] - 2, j[2:])]
+    neighbours.read = [torch.tensor(x, device="cuda") for x in ([1], [0], [0, 1])]
     neighbours.key_mask = torch.ones(3, 5, dtype=torch.bool, device="cuda")
     query, key, value = (leaf(3, heads, 5, 6, dtype=dtype) for heads in (4, 2, 2))
     found = attention.in_batch_attention(query, key, value, neighbours)

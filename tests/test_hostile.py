@@ -98,7 +98,7 @@ def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, 
 @pytest.mark.parametrize("name", ["load", "load_retriever"])
 def test_no_code_for_a_tokenizer_or_a_model_is_imported(tiny_path, mark, monkeypatch, name) -> None:
     """Nor does transformers ask at the terminal whether to trust it."""
-    package = stm if name == "load" else pytest.importorskip("st_magnitude.revela.models")
+    package = stm if name == "load" else pytest.importorskip("st_magnitude.revela.trainer")
     load = getattr(package, name)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the code"))
     code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"

@@ -40,9 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = program.parse_args(theirs)
     if args.siglip or args.distill_model:
         parser.error("--siglip and --distill-model have losses of their own; leave them out.")
-    data = args.train_data, args.val_data, args.imagenet_val, args.imagenet_v2
-    if not any(data) and args.dataset_type != "synthetic":
-        parser.error("There are no data: name a CSV file or shards with --train-data.")
     create_model = program.create_model_and_transforms
 
     def create_raw_model(*values: Any, **options: Any) -> tuple[Any, ...]:

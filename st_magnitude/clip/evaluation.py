@@ -59,17 +59,14 @@ def evaluate_retrieval(
         raise ValueError(f"Features must be of shapes (n, D) and (m, D); got {shapes}.")
     if not ks or not all(isinstance(k, Integral) and k >= 1 for k in ks):
         raise ValueError(f"ks must be whole numbers of at least 1, such as [1, 5]; got {ks}.")
-    pairs = torch.eye(shapes[0][0], dtype=torch.bool) if relevant is None else relevant
-    belongs = torch.as_tensor(pairs, device="cpu")
-    if belongs.dtype != torch.bool or not belongs.any():
+    numbers = shapes[0][0], shapes[1][0]
+    pairs = torch.eye(numbers[0], dtype=torch.bool) if relevant is None else relevant
+    matches = torch.as_tensor(pairs, device="cpu").numpy()
+    if matches.dtype != bool or not matches.any() or matches.shape != numbers:
         raise ValueError(
-            "relevant must be booleans, of which one is true, such as grades > 0; got"
-            f" {belongs.dtype} with {int((belongs != 0).sum())} pairs."
-        )
-    matches = belongs.numpy()
-    if matches.shape != (expected := (len(image_features), len(text_features))):
-        raise ValueError(
-            f"relevant must have shape (images, texts), {expected}; got {matches.shape}."
+            f"relevant must be booleans of shape (images, texts), {numbers}, of which one is true,"
+            f" such as grades > 0; got {matches.dtype} of shape {matches.shape} with"
+            f" {int((matches != 0).sum())} pairs."
         )
     metrics: dict[str, float] = {}
     ways = {"i2t": ("image", "text", matches), "t2i": ("text", "image", matches.T)}

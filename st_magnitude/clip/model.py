@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from typing import cast
@@ -130,14 +131,11 @@ def rescale_output(
             f"{name} cannot be rescaled, because no tower ends in a linear projection. Divide the "
             "initial logit_scale instead: create_model(..., init_logit_scale=...)."
         )
-    buffers = list(inner.buffers())  # forward passes in training mode move the statistics
-    before = [buffer.clone() for buffer in buffers]
+    probed = copy.deepcopy(inner)  # whose statistics a forward pass in training mode moves
     norms = {
-        "image": _mean_norm(inner.encode_image, _images(inner) if images is None else images),
-        "text": _mean_norm(inner.encode_text, _texts(inner) if texts is None else texts),
+        "image": _mean_norm(probed.encode_image, _images(inner) if images is None else images),
+        "text": _mean_norm(probed.encode_text, _texts(inner) if texts is None else texts),
     }
-    for buffer, value in zip(buffers, before, strict=True):
-        buffer.copy_(value)
     if not all(0 < norm < float("inf") for norm in norms.values()):
         raise ValueError(
             f"{name} cannot be rescaled, because mean norms are {norms}. Check model and probe."

@@ -120,22 +120,6 @@ class EncodedTask:
         ids = list(self.query_ids)
         return [Ranking.of_rows(self.data, ids, c.numpy(), s.numpy(), k) for c, s in found]
 
-    def scores(self, columns: Tensor) -> Tensor:
-        """Scores of the given documents of every query: (n, k) columns -> (n, k), on the CPU, with
-        the digits of float32. The document that is the query itself scores -inf."""
-        similarity = Similarity(*self.similarity.exponents)  # plain numbers
-        columns = columns.to(self.documents.device)
-        rows = max(1, TILE // max(1, columns.shape[1] * self.documents.shape[1]))
-        found = []
-        for queries, some in zip(self.queries.split(rows), columns.split(rows), strict=True):
-            documents = similarity.document(self.documents[some].double())  # (rows, k, D)
-            products = documents @ similarity.query(queries.double())[:, :, None]  # (rows, k, 1)
-            digits, exponents = torch.frexp(products[:, :, 0])
-            found.append(digits.float().double() * 2.0 ** exponents.double())
-        own = torch.from_numpy(self.data.own_columns(self.query_ids))
-        is_own = columns.cpu() == own[:, None]
-        return torch.cat(found).cpu().masked_fill(is_own, -torch.inf)
-
 
 def best_documents(
     queries: Tensor,
@@ -169,7 +153,9 @@ def best_documents(
                 # The query exponent changes no ranking, so only the documents are divided.
                 divisor = similarity.document_divisor(part) * powers[i]  # (chunk, 1)
                 scores = (products / divisor.T).float()
-                hide_own(scores, its_own, start)
+                hidden = ((its_own >= start) & (its_own < start + len(part))).nonzero()[:, 0]
+                places = hidden.to(scores.device), (its_own[hidden] - start).to(scores.device)
+                scores[places] = -torch.inf
                 columns = rank(scores, k)
                 scores = torch.cat([best[i][1], scores.gather(1, columns)], dim=1)
                 columns = torch.cat([best[i][0], columns + start], dim=1)
@@ -189,12 +175,6 @@ def _exponent(x: Tensor) -> int:
     """The exponent of 2 of the largest number."""
     low, high = x.aminmax() if len(x) else (0.0, 0.0)
     return math.frexp(max(-float(low), float(high)))[1]
-
-
-def hide_own(scores: Tensor, own: Tensor, start: int = 0) -> None:
-    """Gives -inf to the query itself in place, among scores from column ``start`` on, (n, m)."""
-    rows = ((own >= start) & (own < start + scores.shape[1])).nonzero()[:, 0]
-    scores[rows.to(scores.device), (own[rows] - start).to(scores.device)] = -torch.inf
 
 
 def rank(scores: Tensor, k: int) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
@@ -14,10 +13,8 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
-from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask, encode
-from st_magnitude.judge import norm_warning
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
 
@@ -47,8 +44,7 @@ class SearchEvaluator(SentenceEvaluator):
     ``{Kind}_evaluation_{name}_results.csv``.
 
     A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, and implements
-    `measure`. If its metrics have ``cohens_d``, a call warns as `judge.norm_warning` does; the
-    first call stands for the model before training.
+    `measure`.
 
     Args:
         queries: Query id -> text. Queries without a relevant document do not count.
@@ -116,7 +112,6 @@ class SearchEvaluator(SentenceEvaluator):
         prompts = {"query_prompt": query_prompt, "query_prompt_name": query_prompt_name}
         prompts |= {"corpus_prompt": corpus_prompt, "corpus_prompt_name": corpus_prompt_name}
         self.prompts: dict[str, Any] = {key: x for key, x in prompts.items() if x is not None}
-        self.first_d = math.nan
         self._has_encoded = False
 
     def encode(self, model: SentenceTransformer) -> EncodedTask:
@@ -129,14 +124,6 @@ class SearchEvaluator(SentenceEvaluator):
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of a model, without the name of the evaluator."""
         raise NotImplementedError
-
-    def figures(self, rankings: Mapping[str, Ranking], k: int) -> dict[str, float]:
-        """The means of `Ranking.metrics`, by the name of each ranking."""
-        found: dict[str, float] = {}
-        for name, ranking in rankings.items():
-            self.per_query[name] = ranking.ndcg
-            found |= {f"{name}_{key}": float(x.mean()) for key, x in ranking.metrics(k).items()}
-        return found
 
     def report(self, metrics: dict[str, float]) -> str:
         return "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
@@ -156,11 +143,6 @@ class SearchEvaluator(SentenceEvaluator):
         if output_path is not None and self.write_csv:
             place = {"epoch": epoch, "steps": steps}
             _append(Path(output_path) / self.csv_file, place | metrics)
-        d = metrics.get("cohens_d", math.nan)
-        error = metrics.get("cohens_d_error", math.nan)
-        if warning := norm_warning(d, error, self.first_d):
-            logger.warning(warning)
-        self.first_d = d if math.isnan(self.first_d) else self.first_d
         metrics = self.prefix_name_to_metrics(metrics, self.name)
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics

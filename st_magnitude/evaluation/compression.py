@@ -271,7 +271,7 @@ def search_compressed(
     found = replace(coded, queries=_signs(task.queries)).search(max(top_k, 10))
     best = {"none": _best(found, found.scores)}
     passed = found.columns[:, :top_k]
-    scores = coded.scores(torch.from_numpy(passed.clip(min=0))).numpy()
+    scores = _products(coded, torch.from_numpy(passed.clip(min=0)))
     scores[passed < 0] = -np.inf
     best["query"] = _best(found, scores)
     if keeps_norms:
@@ -288,6 +288,15 @@ def _best(found: Ranking, scores: Array) -> Ranking:
     """The ten best documents of a ranking by other scores of its first documents, (n, k)."""
     rows = zip(found.columns[:, : scores.shape[1]], scores, strict=True)
     return Ranking.of(found.data, found.query_ids, rows, 10)
+
+
+def _products(task: EncodedTask, columns: Tensor) -> Array:
+    """Inner products of each query and its documents, (n, k) columns -> (n, k), as float32: equal
+    codes have equal ones."""
+    found = []
+    for query, some in zip(task.queries.double(), columns.to(task.documents.device), strict=True):
+        found.append((task.documents[some].double() @ query).float())
+    return torch.stack(found).double().cpu().numpy()
 
 
 def _signs(embeddings: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -14,6 +15,7 @@ from typing_extensions import Unpack
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
+from st_magnitude.judge import norm_warning
 from st_magnitude.similarity import COSINE, DOT
 
 logger = logging.getLogger(__name__)
@@ -38,7 +40,8 @@ class MagnitudeEvaluator(SearchEvaluator):
 
     The primary metric is ``matched_ndcg@10``. A warning reports magnitude collapse: cosine nDCG@10
     below three quarters of dot nDCG@10, in a model whose directions no longer rank (arXiv
-    2602.09229, App. N).
+    2602.09229, App. N). Another one is that of `judge.norm_warning`, for which the first call
+    stands for the model before training.
 
     Args:
         also_relevant: Ids of documents that answer queries of other splits, such as
@@ -71,13 +74,17 @@ class MagnitudeEvaluator(SearchEvaluator):
         **options: Unpack[SearchOptions],
     ) -> None:
         super().__init__(queries, corpus, relevant_docs, **options)
+        self.first_d = math.nan
         self.answers_others = np.isin(self.data.document_ids, list(also_relevant))  # (m,)
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         encoded = self.encode(model)
         similarities = {"matched": encoded.similarity, "cosine": COSINE, "dot": DOT}
         rankings = encoded.searches(list(similarities.values()), k=100)
-        metrics = self.figures(dict(zip(similarities, rankings, strict=True)), 100)
+        metrics: dict[str, float] = {}
+        for name, ranking in zip(similarities, rankings, strict=True):
+            self.per_query[name] = ranking.ndcg
+            metrics |= {f"{name}_{key}": float(x.mean()) for key, x in ranking.metrics(100).items()}
         cosine = metrics["cosine_ndcg@10"]
         dot = metrics["dot_ndcg@10"]
         if cosine < COLLAPSED_BELOW * dot:
@@ -89,7 +96,13 @@ class MagnitudeEvaluator(SearchEvaluator):
             )
         sides = {"query": encoded.queries, "document": encoded.documents}
         is_relevant = self.data.is_relevant | self.answers_others
-        return metrics | geometry_figures(sides, is_relevant)
+        metrics |= geometry_figures(sides, is_relevant)
+        d = metrics.get("cohens_d", math.nan)
+        error = metrics.get("cohens_d_error", math.nan)
+        if warning := norm_warning(d, error, self.first_d):
+            logger.warning(warning)
+        self.first_d = d if math.isnan(self.first_d) else self.first_d
+        return metrics
 
 
 def geometry_figures(

@@ -6,8 +6,7 @@ LoRA and cutting text into sentences need the extra ``revela``, and raise Import
 from st_magnitude.data.documents import chunk, read_documents
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss, group_similarity
-from st_magnitude.revela.models import load_retriever
-from st_magnitude.revela.trainer import RevelaTrainer
+from st_magnitude.revela.trainer import RevelaTrainer, load_retriever
 from st_magnitude.surgery.adapters import lora_config, merge_lora
 
 __all__ = [

@@ -22,7 +22,6 @@ from st_magnitude._upstream import supports_attention_interface
 NAME = "st_magnitude_in_batch"
 
 SPARSE_BELOW = 1e-7  # pairs of a smaller similarity change no float32 output
-PAIRS_PER_CHUNK = 16  # pairs of documents whose attention is held at a time
 TOKENS_PER_CHUNK = 512  # tokens whose logits are held at a time
 EPS = 1e-6  # of Eq. 6
 MASKED = -1e3  # the bias of padding: exp() of it is 0, and float16 holds it divided by the scale
@@ -36,26 +35,14 @@ class Neighbours:
     in a pass: layers do not wait for the GPU. ``v_norm``: whether to divide by value norms, Eq. 6.
     """
 
-    def __init__(
-        self, similarity: Tensor, attention_mask: Tensor | None = None, *, v_norm: bool = True
-    ) -> None:
+    def __init__(self, similarity: Tensor, attention_mask: Tensor, *, v_norm: bool = True) -> None:
         self.similarity = similarity
         self.v_norm = v_norm
-        self.key_mask = None if attention_mask is None else attention_mask.bool()
+        self.key_mask = attention_mask.bool()
         self.calls = 0  # number of layers that have used this object
-        # The pairs (i, j) by ranges of i: (first, last + 1, i - first, j), the last two (P,).
-        self.chunks: list[tuple[int, int, Tensor, Tensor]] = []
         allowed = (similarity.detach() > SPARSE_BELOW).cpu()
         device = similarity.device
-        queries, sources = (index.to(device) for index in allowed.nonzero(as_tuple=True))
-        # pairs[i] is where the pairs of document i begin
-        pairs = [0, *allowed.sum(1).cumsum(0).tolist()]
-        first = 0
-        for last in range(1, len(allowed) + 1):
-            if last == len(allowed) or pairs[last + 1] - pairs[first] > PAIRS_PER_CHUNK:
-                part = slice(pairs[first], pairs[last])
-                self.chunks.append((first, last, queries[part] - first, sources[part]))
-                first = last
+        self.read = [row.nonzero()[:, 0].to(device) for row in allowed]  # by each document
 
 
 def in_batch_attention(
@@ -72,7 +59,7 @@ def in_batch_attention(
 
     is one ordinary attention with a bias, which is an additional channel of the keys and meets a 1
     in the queries; the same channel hides padding. So no mask and no (L, L) scores exist outside
-    PyTorch's fused kernel. Pairs are handled a few at a time, and again in the backward pass.
+    PyTorch's fused kernel. Documents are handled one at a time, and again in the backward pass.
 
     Queries (B, H, L, d) of the h stream, keys (B, H_kv, L, d) and values (B, H_kv, L, d_v) of the e
     stream give (B, H, L, d_v), with sums over documents in float32 or wider.
@@ -88,8 +75,7 @@ def in_batch_attention(
         sizes = torch.linalg.vector_norm(value, dim=-1, dtype=wide) + EPS
         value = (value / sizes[..., None]).to(value.dtype)
         bias = sizes.log()
-    if neighbours.key_mask is not None:
-        bias = bias.masked_fill(~neighbours.key_mask[:, None], MASKED)
+    bias = bias.masked_fill(~neighbours.key_mask[:, None], MASKED)
     key = torch.cat([key, (bias[..., None] / scaling).to(key.dtype)], -1)  # (B, H_kv, L, d + 1)
     # fused kernels need a multiple of 8 dimensions d', the same for all three
     width = -(-max(dim + 1, value_dim) // 8) * 8
@@ -99,18 +85,18 @@ def in_batch_attention(
     query = query.reshape(n_documents, key.shape[1], -1, width)  # (B, H_kv, rL, d')
 
     def attend(
-        query: Tensor, key: Tensor, value: Tensor, similarity: Tensor, i: Tensor, j: Tensor
+        query: Tensor, key: Tensor, value: Tensor, weights: Tensor, others: Tensor
     ) -> Tensor:
-        # found (P, H_kv, rL, d'), of which (n, H_kv, rL, d') is returned
-        found = scaled_dot_product_attention(query[i], key[j], value[j], scale=scaling)
-        weighted = found * similarity[i, j].to(wide)[:, None, None, None]
-        return torch.zeros_like(query, dtype=wide).index_add(0, i, weighted)
+        # one document (H_kv, rL, d') reads P others, (P, H_kv, L, d')
+        same = query.repeat(len(others), 1, 1, 1)
+        found = scaled_dot_product_attention(same, key[others], value[others], scale=scaling)
+        return (found * weights[others].to(wide)[:, None, None, None]).sum(0)
 
     parts = []
-    for first, last, i, j in neighbours.chunks:
-        inputs = (query[first:last], key, value, neighbours.similarity[first:last], i, j)
+    for own, weights, others in zip(query, neighbours.similarity, neighbours.read, strict=True):
+        inputs = (own, key, value, weights, others)
         parts.append(checkpoint(attend, *inputs, use_reentrant=False, preserve_rng_state=False))
-    read = torch.cat(parts)[..., :value_dim]
+    read = torch.stack(parts)[..., :value_dim]
     return read.reshape(n_documents, n_heads, length, value_dim).to(query.dtype)
 
 

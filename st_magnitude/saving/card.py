@@ -70,14 +70,6 @@ def complete_card(card: Path, model: SentenceTransformer) -> None:
     # a teacher's embeddings in the examples, and what aligns their column
     text = re.sub(r"(<code>\[[^|\n]{99})[^|\n]*</code>", r"\1 ...</code>", text)
     text = re.sub(r"-{300,}", "---", re.sub(r" {300,}", " ", text))
-    known = model.model_card_data
-    for data in (*known.train_datasets, *known.eval_datasets):
-        if name := data.get("name"):
-            text = re.sub(
-                rf"(?m)(trained on the |Dataset: |^    - |^#### ){re.escape(name)}(?= dataset|$)",
-                lambda found: found[1] + escaped(name),
-                text,
-            )
     section = f"{_BEGIN}\n{scoring_text(model)}\n\n{_END}"
     needs_package = isinstance(model[-1], ExponentNorm)
     usage = re.search(r"^## Usage\n.*?^```python\n.*?^```\n", text, flags=re.S | re.M)
@@ -91,18 +83,9 @@ def complete_card(card: Path, model: SentenceTransformer) -> None:
     card.write_text(f"{before}\n{section}\n{text[end:]}", encoding="utf-8")
 
 
-def escaped(name: str) -> str:
-    """The name of a file, as Markdown shows it."""
-    return re.sub(r"[\\`*_\[\]<>|~]", r"\\\g<0>", name)
-
-
 def add_section(card: Path, section: str) -> None:
-    """Puts a section under the heading "Evaluation" of a model card, or at its end. Its own heading
-    may have names of files."""
+    """Puts a section under the heading "Evaluation" of a model card, or at its end."""
     text = card.read_text(encoding="utf-8")
-    title, _, rest = section.partition("\n")
-    mark, _, title = title.partition(" ")
-    section = f"{mark} {escaped(title)}\n{rest}"
     heading = re.search(r"^## Evaluation\n", text, flags=re.M)
     end = heading.end() if heading else len(text)
     card.write_text(f"{text[:end]}\n{section}\n{text[end:]}", encoding="utf-8")

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Module
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from sentence_transformers.util import load_file_path
 from tokenizers import Tokenizer
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, foreign
 from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_folder, with_remedy
-from st_magnitude._upstream import load_with_classes
-from st_magnitude.modules import ExponentNorm
-from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
-from st_magnitude.saving.check import OURS, REFERENCE, check_saved
+from st_magnitude._upstream import encodes_alone, load_with_classes
+from st_magnitude.modules import HUB_OPTIONS, ExponentNorm
+from st_magnitude.saving.card import complete_card
 from st_magnitude.saving.find import TABLES, folder_of_table, not_found, refuse_other_folder
+from st_magnitude.similarity import at_least_float32
 from st_magnitude.surgery.adapters import has_adapter, merge_lora
-from st_magnitude.surgery.gradients import without_grad_scale
+from st_magnitude.surgery.gradients import GradScale, without_grad_scale
 from st_magnitude.surgery.raw import (
     keeps_modes,
     num_positions,
@@ -38,7 +41,20 @@ from st_magnitude.surgery.raw import (
 
 logger = logging.getLogger(__name__)
 
-_PLACE = ("token", "cache_folder", "revision", "local_files_only")  # options of its files
+OURS: dict[str, type] = {
+    f"{kind.__module__}.{kind.__name__}": kind for kind in (ExponentNorm, GradScale)
+}
+
+TEXTS = (
+    "How do I keep bread from going stale?",
+    "a prime number has two divisors",
+    "see also: notes, references",
+    "x",
+)
+MOST_TEXTS = 8
+MOST_CHARACTERS = 300
+EXACT = 1e-4  # relative error of two computations in float32 on the same processor
+
 _NO_CODE = "and no code of a model is run (SECURITY.md, trust_remote_code)."
 
 
@@ -82,30 +98,80 @@ def write_model(model: SentenceTransformer, folder: Path, texts: Sequence[str] =
     """Writes the files of :func:`export` into a folder, keeps its other files, and compares the
     model in it with the one in memory (see `check_saved`)."""
     with keeps_modes(model), without_grad_scale(model):
-        plain = merge_lora(deepcopy(model)) if has_adapter(model) else model
+        plain = merge_lora(copy.deepcopy(model)) if has_adapter(model) else model
         try:
             plain.save_pretrained(str(folder))
         except (OSError, LookupError, TypeError, ValueError, AttributeError):
             raise
         except Exception as error:  # of torch, safetensors and tokenizers, such as for a full disk
             raise OSError(f"{type(error).__name__}: {error}") from error
-        if isinstance(model[-1], ExponentNorm):
-            _refer_to_package(folder)
         complete_card(folder / "README.md", plain)
         del plain  # room for the copy that is loaded
         check_saved(model, folder, texts)
 
 
-def _refer_to_package(folder: Path) -> None:
-    """Makes the error of sentence-transformers say what to install."""
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    modules[-1]["type"] = REFERENCE
-    (folder / "modules.json").write_text(json.dumps(modules, indent=2), encoding="utf-8")
-    code = (
-        "try:\n    from st_magnitude.modules import ExponentNorm  # noqa: F401\n"
-        f"except ImportError as error:\n    raise ImportError({NEEDS_PACKAGE!r}) from error\n"
-    )
-    (folder / f"{REFERENCE.partition('.')[0]}.py").write_text(code, encoding="utf-8")
+# --- every save is loaded again and compared with the model in memory -----------------------------
+
+
+def check_saved(model: SentenceTransformer, folder: Path, texts: Sequence[str] = ()) -> None:
+    """Loads a model that was written into a folder, on the CPU, and refuses it if its embeddings of
+    the first 8 texts, or of fixed ones, are not those of the model in memory."""
+    kinds = [type(module) for module in model.modules() if isinstance(module, Module)]
+    classes = OURS | {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
+    read = [text[:MOST_CHARACTERS] for text in (list(texts) or TEXTS)[:MOST_TEXTS]]
+    expected = _embeddings(model, read)
+    if not expected.isfinite().all():
+        raise InputError("The model has diverged: its embeddings are not finite.")
+    options = {"trust_remote_code": model.trust_remote_code, "truncate_dim": model.truncate_dim}
+    remedy = f"Nothing was moved into {folder.parent}, which is as it was."
+    try:
+        with torch.random.fork_rng(devices=[]):  # new modules draw weights before they read theirs
+            saved = load_with_classes(str(folder), classes, device="cpu", **options)
+        found = _embeddings(saved, read)
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            logger.warning(f"The saved model was not compared: {error}")
+            return
+        raise InputError(
+            f"The saved model cannot be loaded again ({type(error).__name__}: {error}). {remedy}"
+        ) from error
+    difference = torch.inf
+    if found.shape == expected.shape:
+        sizes = expected.norm(dim=1).clamp(min=torch.finfo(expected.dtype).tiny)
+        difference = ((found - expected).norm(dim=1) / sizes).max().item()
+    if not difference <= _rounding(model):
+        raise InputError(
+            f"The saved model is not the model in memory: its embeddings of {len(read)} texts"
+            f" differ by up to {difference:.2g} of their norm. {remedy} Look for a module or an"
+            " adapter that save_pretrained does not write as it computes."
+        )
+
+
+def _embeddings(model: SentenceTransformer, texts: list[str]) -> Tensor:
+    """Of texts as queries and as documents, n texts -> (2n, D), as the modules compute them."""
+    bare = copy.copy(model)
+    # accelerate's forward computes in bfloat16 after a training, and losses wrap theirs around it
+    vars(bare).pop("forward", None)
+    with encodes_alone(bare):
+        sides = [
+            encode(texts, convert_to_tensor=True, show_progress_bar=False)
+            for encode in (bare.encode_query, bare.encode_document)
+        ]
+    return at_least_float32(torch.cat(sides)).cpu()
+
+
+def _rounding(model: SentenceTransformer) -> float:
+    """The relative error that is not a difference: larger for another processor, and for a model in
+    half precision whose adapter was merged in float32."""
+    sizes = [torch.finfo(x.dtype).eps for x in model.parameters() if x.is_floating_point()]
+    if model.device.type != "cpu":
+        sizes.append(2**-10)  # of TF32
+    elif not has_adapter(model):
+        return EXACT
+    return max([EXACT, *(16 * size for size in sizes)])
+
+
+# --- loading --------------------------------------------------------------------------------------
 
 
 def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
@@ -127,7 +193,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         raise InputError("The name of the model is empty; give a folder or a hub id.")
     if path in TABLES and not os.path.isdir(path):
         return load_table(**kwargs)
-    place = {name: kwargs[name] for name in _PLACE if name in kwargs}
+    place = {name: kwargs[name] for name in HUB_OPTIONS if name in kwargs}
     _refuse_cross_encoder(path, place)
     with loading("model", path, has_options=bool(kwargs)):
         model = load_with_classes(path, OURS, **kwargs)
@@ -149,17 +215,13 @@ def _refuse_unreadable(model: SentenceTransformer, path: str) -> None:
     """Refuses a model that reads nothing of a text, and so embeds all texts of a length alike."""
     for reader in readers_of(model):
         tokenizer = getattr(reader, "tokenizer", None)
-        if isinstance(tokenizer, PreTrainedTokenizerBase):
-            if len(tokenizer) <= len(tokenizer.all_special_tokens):
-                raise OSError(
-                    f"The tokenizer of the model at {path!r} knows no word: files of it are missing"
-                    " (tokenizer.json). Copy them from the model that it was made of."
-                )
-            if tokenizer.model_max_length < 1:
-                raise InputError(
-                    f"The model at {path!r} reads {tokenizer.model_max_length} tokens of a text:"
-                    " mend model_max_length in its tokenizer_config.json."
-                )
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            continue
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):
+            raise OSError(
+                f"The tokenizer of the model at {path!r} knows no word: files of it are missing"
+                " (tokenizer.json). Copy them from the model that it was made of."
+            )
 
 
 @contextmanager

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
-import torch
 import transformers
 from packaging.version import Version
 from sentence_transformers import SentenceTransformer
@@ -15,13 +14,12 @@ from transformers import PreTrainedModel
 from st_magnitude._checks import INSTALL, InputError, needs
 from st_magnitude._upstream import forget_adapter
 from st_magnitude.modules import ExponentNorm
+from st_magnitude.surgery.raw import Model
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 logger = logging.getLogger(__name__)
-
-Model = TypeVar("Model", bound=nn.Module)
 
 MERGE_FIRST = (
     "Merge it into the weights, and train the model of the new folder: stm.export(stm.load(folder),"
@@ -79,16 +77,15 @@ def has_adapter(model: nn.Module) -> bool:
     return any(type(module).__module__.startswith("peft.") for module in model.modules())
 
 
-def merge_lora(model: Model, dtype: torch.dtype | None = None) -> Model:
+def merge_lora(model: Model) -> Model:
     """Writes a LoRA into the weights, in place, and returns the plain model without peft.
 
     Its outputs stay the same, and all its weights can be trained. Layers of ``modules_to_save`` and
-    ``trainable_token_indices`` take the place of those that they were trained from.
+    ``trainable_token_indices`` take the place of those that they were trained from. Weights in half
+    precision become float32: they would round away a part of what an adapter has learned.
 
     Args:
         model: A SentenceTransformer with an adapter, or a ``peft.PeftModel``.
-        dtype: Precision of the merged model. None: float32 where the weights are in half precision,
-            which rounds away a part of what an adapter has learned.
 
     Raises:
         ImportError: If peft is not installed.
@@ -104,16 +101,14 @@ def merge_lora(model: Model, dtype: torch.dtype | None = None) -> Model:
     half = next((x.dtype for x in model.parameters() if x.element_size() < 4), None)
     if half is not None and has_adapter(model):
         model.float()
-        if dtype is None:
-            logger.warning(
-                f"The merged model is float32: {str(half).removeprefix('torch.')} would round away"
-                f" a part of what the adapter has learned. merge_lora(model, dtype={half}) stores"
-                " it in half the room."
-            )
+        logger.warning(
+            f"The merged model is float32: {str(half).removeprefix('torch.')} would round away a"
+            f" part of what the adapter has learned. model.to({half}) stores it in half the room."
+        )
     plain = cast(Model, _plain(model))
     for part in adapted:
         forget_adapter(part)
-    return plain if dtype is None else plain.to(dtype)
+    return plain
 
 
 def _plain(module: nn.Module) -> nn.Module:

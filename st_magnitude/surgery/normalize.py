@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
+from sentence_transformers.sentence_transformer.modules import Dropout
 from torch import nn
 
 from st_magnitude._checks import InputError
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import (
+    ends_of,
     is_cut,
-    is_sentence_norm,
     normalizes_output,
     raw_producers,
     refuse_other_models,
@@ -47,22 +48,17 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
         ['BoW']
     """
     inner = refuse_other_models(model, "strip_normalize")
-    raw_producers(inner)  # refuses a route of nothing but Normalize before anything changes
-    _strip(inner)
-    if normalizes_output(inner):
-        raise InputError(
-            f"The Normalize of this model is followed by {type(inner[-1]).__name__}, so it cannot "
-            "be stripped from the end: remove it from the list of modules."
-        )
+    raw_producers(inner)  # refuses a route of nothing but Normalize
+    ends = [(modules, end) for _, modules, end in ends_of(inner)]
+    for modules, end in ends:
+        if any(isinstance(module, Dropout) for module in list(modules)[end:]):
+            raise InputError(
+                "The Normalize of this model is followed by Dropout, so it cannot be stripped from"
+                " the end: remove it from the list of modules."
+            )
+    for modules, end in ends:
+        del modules[end:]
     return model
-
-
-def _strip(modules: nn.Sequential) -> None:
-    while is_sentence_norm(modules[-1]) or isinstance(modules[-1], ExponentNorm):
-        del modules[-1]
-    if isinstance(modules[-1], Router):
-        for route in routes_of(modules[-1]).values():
-            _strip(route)
 
 
 def prepare(model: SentenceTransformer, similarity: str | Similarity) -> SentenceTransformer:

@@ -17,7 +17,6 @@ from sentence_transformers import (
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.sentence_transformer.modules import Dropout
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from st_magnitude._checks import InputError, InputTypeError
 from st_magnitude._upstream import encodes_alone
@@ -70,14 +69,11 @@ def readers_of(model: SentenceTransformer) -> list[nn.Module]:
 
 def num_positions(reader: nn.Module) -> float:
     """The number of tokens for which a transformer has learned positions; infinity without them."""
-    for model in reader.modules():
-        if isinstance(model, PreTrainedModel):
-            most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-            for name, table in model.named_modules():
-                is_of_positions = "position" in name or name.endswith("wpe")
-                if is_of_positions and isinstance(table, nn.Embedding) and most:
-                    skipped = 0 if table.padding_idx is None else table.padding_idx + 1
-                    return most - skipped if table.num_embeddings >= most else math.inf
+    for name, table in reader.named_modules():
+        is_of_positions = "position" in name or name.endswith("wpe")
+        if is_of_positions and isinstance(table, nn.Embedding):
+            skipped = 0 if table.padding_idx is None else table.padding_idx + 1
+            return table.num_embeddings - skipped
     return math.inf
 
 
@@ -133,7 +129,7 @@ def output_width(model: nn.Module) -> int | None:
         return model.get_embedding_dimension()
 
 
-def _ends(
+def ends_of(
     modules: nn.Sequential, keep_normalize: bool = False, name: str = "model"
 ) -> Iterator[tuple[str, nn.Sequential, int]]:
     """A model and the routes of a Router at its raw end: the name, the modules, and how many come
@@ -149,7 +145,7 @@ def _ends(
     yield name, modules, end
     if end and isinstance(last := modules[end - 1], Router):
         for route, parts in routes_of(last).items():
-            yield from _ends(parts, keep_normalize, f"route {route!r}")
+            yield from ends_of(parts, keep_normalize, f"route {route!r}")
 
 
 def raw_producers(model: nn.Module) -> list[nn.Module]:
@@ -157,7 +153,7 @@ def raw_producers(model: nn.Module) -> list[nn.Module]:
     model = refuse_other_models(model, "Finding raw embeddings")
     if not isinstance(model, SentenceTransformer):
         return [model]
-    ends = list(_ends(model))
+    ends = list(ends_of(model))
     if empty := [name for name, _, end in ends if end == 0]:
         raise InputError(
             f"The {empty[0]} consists of Normalize only, so there is no embedding before it. If it "
@@ -187,17 +183,17 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
         (array([3.], dtype=float32), array([1.], dtype=float32))
     """
     model = refuse_other_models(model, "Encoding")
-    ends = [(modules, end, list(modules)[end:]) for _, modules, end in _ends(model, keep_normalize)]
+    ends = [(modules, list(modules)[end:]) for _, modules, end in ends_of(model, keep_normalize)]
     try:
-        for modules, end, _ in ends:
-            del modules[end:]
+        for modules, removed in ends:
+            del modules[len(modules) - len(removed) :]
         with ExitStack() as stack:
             stack.enter_context(keeps_modes(model))
-            if any(removed for _, _, removed in ends):
+            if any(removed for _, removed in ends):
                 stack.enter_context(encodes_alone(model))
             yield
     finally:
-        for modules, _, removed in ends:
+        for modules, removed in ends:
             modules.extend(removed)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -76,12 +75,6 @@ class Trimmed(nn.Module):
     def take_written(self) -> None:
         """Takes what a program has written into the state dict, which is live as any other."""
         rows = self.rows
-        if len(self.weight) != len(rows.kept):
-            raise InputError(
-                f"The word table was resized to {len(self.weight):,} rows within"
-                f" trimmed_vocabulary, where it has {len(rows.kept):,} of its"
-                f" {len(rows.whole):,}. Resize it before the block."
-            )
         if num_writes(rows.whole) != rows.num_writes:
             self.weight.copy_(rows.whole[rows.kept])
             rows.num_writes = num_writes(rows.whole)
@@ -160,14 +153,6 @@ def trimmed(table: Any, kept: Tensor) -> Iterator[None]:
             table.padding_idx = int(places[table.padding_idx])
         _give(table.weight, whole[kept])
         yield
-    except (IndexError, RuntimeError) as error:
-        if {str(len(kept)), str(len(whole))} <= set(re.findall(r"\d+", str(error))):
-            raise InputError(
-                f"{error}. Within trimmed_vocabulary the word table has {len(kept):,} of its"
-                f" {len(whole):,} rows. Make within the block what has the shape of the table, such"
-                " as an average or a copy of the weights, or train without the block."
-            ) from error
-        raise
     finally:
         steps.close()
         for member in list(family):
@@ -226,17 +211,11 @@ class _Steps:
         if optimizer in self.joined or not self._places(optimizer):
             return
         kind = type(optimizer)
-        is_alone = trains_rows_alone(kind, optimizer.defaults, self.kept.device)
-        if is_alone is False:
+        if reason := why_rows_depend(kind, optimizer.defaults, self.kept.device):
             raise InputError(
-                f"{kind.__name__} reads other rows of the word table to update a row, so it would"
-                " train other weights within trimmed_vocabulary. Use another optimizer, such as"
-                " AdamW, or train without the block."
-            )
-        if is_alone is None:
-            logger.warning(
-                f"{kind.__name__} cannot be tried on a small table. If it reads other rows of the"
-                " word table to update a row, it trains other weights within trimmed_vocabulary."
+                f"{kind.__name__} {reason}, so it may train other weights within"
+                " trimmed_vocabulary. Use another optimizer, such as AdamW, or train without the"
+                " block."
             )
         self.joined.add(optimizer)
         optimizer.register_step_pre_hook(self._before)
@@ -295,22 +274,18 @@ def _of_rows(state: dict[str, Any], number: int) -> dict[str, Tensor]:
 
 
 def _new_state(optimizer: Optimizer, weight: Tensor) -> dict[str, Tensor]:
-    """The state of a table (V, D) whose rows have had no gradient; empty if the optimizer cannot be
-    made anew."""
+    """The state of a table (V, D) whose rows have had no gradient."""
     options = optimizer.defaults | dict.fromkeys(SHRINKING, 0)
-    try:
-        states = [
-            _of_rows(_stepped(type(optimizer), options, rows, [0 * rows])[1], len(rows))
-            for rows in weight.detach().split(CHUNK)
-        ]
-    except Exception:  # which belongs to a constructor that is not known
-        return {}
+    states = [
+        _of_rows(_stepped(type(optimizer), options, rows, [0 * rows])[1], len(rows))
+        for rows in weight.detach().split(CHUNK)
+    ]
     return {name: torch.cat([state[name] for state in states]) for name in states[0]}
 
 
-def trains_rows_alone(kind: Any, options: dict[str, Any], device: torch.device) -> bool | None:
-    """Whether an optimizer of a class, with its options, updates the rows of a small table as it
-    would without the others; None if it cannot be tried."""
+def why_rows_depend(kind: Any, options: dict[str, Any], device: torch.device) -> str | None:
+    """Why an optimizer of a class, with its options, may not update the rows of a small table as it
+    would without the others; None if it does."""
     place = torch.arange(128.0, device=device).view(8, 16)
     gradients = [4**i * (place + i).sin() for i in range(3)]  # as some clip what grows
     if options.get("lr") is not None:
@@ -321,8 +296,10 @@ def trains_rows_alone(kind: Any, options: dict[str, Any], device: torch.device) 
             for n in (2, 8)
         )
     except Exception:  # which belongs to a constructor or a step that is not known
+        return "cannot be tried on a few rows of the word table"
+    if torch.allclose(few, whole[:2], rtol=1e-5, atol=1e-6, equal_nan=True):
         return None
-    return torch.allclose(few, whole[:2], rtol=1e-5, atol=1e-6, equal_nan=True)
+    return "reads other rows of the word table to update a row"
 
 
 def _stepped(

@@ -25,7 +25,7 @@ from st_magnitude._checks import InputError
 from st_magnitude._distributed import engine_of_trainer, num_ranks
 from st_magnitude._upstream import has_gradient_hooks
 from st_magnitude.surgery.raw import unwrapped
-from st_magnitude.surgery.trimmed import Trimmed, trains_rows_alone, trimmed
+from st_magnitude.surgery.trimmed import Trimmed, trimmed, why_rows_depend
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,8 @@ def trimmed_vocabulary(
 
     The weights are those of training without it: bit for bit on one thread of a CPU, for every
     optimizer that trains each row by itself, such as AdamW and SGD. One that reads other rows for
-    it, such as Muon and Adafactor, trains the whole table in a Trainer (ValueError in other loops).
+    it, such as Muon and Adafactor, or that cannot be tried on a few rows, trains the whole table in
+    a Trainer (ValueError in other loops).
     The norm by which gradients are clipped may differ in its last digit on several threads, and if
     the width of the table is no multiple of 8. ``weight_decay`` does not shrink the other rows, and
     a warning says so.
@@ -58,7 +59,7 @@ def trimmed_vocabulary(
     An optimizer can live on from before the block, and after it. The state of the other rows is
     that of a new optimizer from then on. The gradient of the table does not cross either end of the
     block. What has the shape of the table from before, such as an average or a copy of the weights,
-    does not fit it within the block (ValueError): make it there.
+    does not fit it within the block: make it there.
 
     ``encode`` and evaluators read any text. A batch that needs gradients must not have a token
     without a row, which on CUDA is torch's error for an index out of range. Static tables tokenize
@@ -154,8 +155,8 @@ def _why_whole(table: Table, parts: Iterable[nn.Module], trainer: Trainer | None
         if trainer.model_init is not None:
             return "model_init makes another model when training begins"
         kind, options = _optimizer_of(trainer)
-        if trains_rows_alone(kind, options, table.weight.device) is False:
-            return f"{kind.__name__} reads other rows of it to update a row"
+        if reason := why_rows_depend(kind, options, table.weight.device):
+            return f"{kind.__name__} {reason}"
         if trainer.args.n_gpu > 1:
             return f"one process trains it on {trainer.args.n_gpu} GPUs"
         if isinstance(trainer.train_dataset, IterableDataset):
@@ -244,14 +245,9 @@ def remembered_tokens(model: SentenceTransformer) -> Iterator[None]:
 
 
 class _Encoding(NamedTuple):
-    """The ids of a text; what else an encoding has is computed when it is asked for."""
+    """What a static table reads of an encoding."""
 
     ids: array[int]
-    text: str
-    tokenizer: Tokenizer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tokenizer.encode_batch([self.text], **OPTIONS)[0], name)
 
 
 class _Remembering:
@@ -279,5 +275,5 @@ class _Remembering:
         new = [text for text in dict.fromkeys(texts) if text not in self.known]
         encoded = self.tokenizer.encode_batch(new, **OPTIONS)
         for text, encoding in zip(new, encoded, strict=True):
-            self.known[text] = _Encoding(array("i", encoding.ids), text, self.tokenizer)
+            self.known[text] = _Encoding(array("i", encoding.ids))
         return [self.known[text] for text in texts]

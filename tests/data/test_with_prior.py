@@ -1,46 +1,41 @@
 """The prior at scoring: against scores in float64, and as vectors of an index."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from _lookup import judged, lookup
-from sentence_transformers.base.modules import Normalize
+import torch
+from _lookup import judged
 
 import st_magnitude as stm
-from st_magnitude.modules import ExponentNorm
+from st_magnitude.data.task import EncodedTask
 
 N, M, D = 40, 30, 12
 IDS = [f"d{j:03}" for j in range(M)]
-CLOSING = {
-    "dot": ((), "dot", (0, 0)),
-    "cosine": ((), "cosine", (1, 1)),
-    "normalize": ((Normalize(),), "cosine", (1, 1)),
-    "exponents": ((ExponentNorm(1.0, 0.5),), "dot", (1, 0.5)),
-}
 
 
 @pytest.fixture(scope="module")
 def world():
-    """Queries (N, D), documents (M, D), log p (M,), and the data with one answer each."""
+    """log p (M,), and a task of queries (N, D) and documents (M, D) with one answer each."""
     rng = np.random.default_rng(0)
     log_p = -1.5 * np.log1p(rng.permutation(M))
     asked = rng.choice(M, size=N, p=np.exp(log_p) / np.exp(log_p).sum())
     documents = rng.normal(size=(M, D)) * np.exp(0.3 * rng.normal(size=(M, 1)))
     queries = documents[asked] + 1.5 * rng.normal(size=(N, D))
     data = stm.RetrievalData(*judged(N, M, [[j] for j in asked]).values())
-    return queries.astype(np.float32), documents.astype(np.float32), log_p, data
+    sides = (torch.from_numpy(x).float() for x in (queries, documents))
+    return log_p, EncodedTask(data, data.query_ids, *sides, stm.DOT)
 
 
-@pytest.mark.parametrize(("closing", "name", "exponents"), CLOSING.values(), ids=CLOSING)
+@pytest.mark.parametrize("similarity", [stm.DOT, stm.COSINE, stm.Similarity(1.0, 0.5)], ids=str)
 @pytest.mark.parametrize("weight", [0.0, 0.3])
-def test_every_score_is_that_of_float64_and_of_an_index(world, closing, name, exponents, weight):
-    queries, documents, log_p, data = world
-    model = lookup(queries, documents, name)
-    for module in closing:
-        model.append(module)
-    task = stm.encode(model, data).with_prior(dict(zip(IDS, log_p, strict=True)), weight)
-    q, d = queries.astype(np.float64), documents.astype(np.float64)
-    q /= np.linalg.norm(q, axis=1, keepdims=True) ** exponents[0]
-    d /= np.linalg.norm(d, axis=1, keepdims=True) ** exponents[1]
+def test_every_score_is_that_of_float64_and_of_an_index(world, similarity, weight):
+    log_p, plain = world
+    task = replace(plain, similarity=similarity)
+    task = task.with_prior(dict(zip(IDS, log_p, strict=True)), weight)
+    q, d = plain.queries.double().numpy(), plain.documents.double().numpy()
+    q /= np.linalg.norm(q, axis=1, keepdims=True) ** similarity.exponents[0]
+    d /= np.linalg.norm(d, axis=1, keepdims=True) ** similarity.exponents[1]
     scores = q @ d.T + weight * log_p
     found = task.search(M)
     expected = np.argsort(-scores, axis=1)
@@ -59,6 +54,5 @@ def test_every_score_is_that_of_float64_and_of_an_index(world, closing, name, ex
     ],
 )
 def test_a_document_without_a_prior_is_named(world, bad, message):
-    queries, documents, _, data = world
     with pytest.raises(ValueError, match=message):
-        stm.encode(lookup(queries, documents), data).with_prior(bad, 1.0)
+        world[1].with_prior(bad, 1.0)

@@ -59,15 +59,6 @@ def test_looks_behind_an_exponent_norm(task, static_model, learnable):
     assert raw["matched_map@100"] != raw["cosine_map@100"]
 
 
-def test_a_normalising_model(task, minilm):
-    metrics = MagnitudeEvaluator(**task)(minilm)
-    assert metrics["cohens_d"] == 0.0
-    assert metrics["document_norm_mean"] == pytest.approx(1.0)
-    assert [metrics[f"dot_{m}"] for m in METRICS] == pytest.approx(
-        [metrics[f"cosine_{m}"] for m in METRICS]
-    )
-
-
 @pytest.mark.parametrize("similarity", ["dot", Similarity(1.0, 0.5)])
 def test_figures_of_norms_and_directions(model, similarity):
     """ExponentNorm hides norms from scores, not from these figures."""

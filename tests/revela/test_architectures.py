@@ -102,7 +102,6 @@ CASES = [
 def test_architecture_is_equation_3_to_8(family: str, v_norm: bool, monkeypatch) -> None:
     """States, losses of both streams, and their gradients, where document 1 reads nobody."""
     monkeypatch.setattr(attention, "TOKENS_PER_CHUNK", 4)
-    monkeypatch.setattr(attention, "PAIRS_PER_CHUNK", 3)
     torch.manual_seed(0)
     lm = decoder(family)
     documents = [torch.randint(3, VOCABULARY, (length,)) for length in LENGTHS]
@@ -177,8 +176,8 @@ def test_pairs_that_are_left_out_do_not_matter(lm, monkeypatch) -> None:
     generator = torch.Generator().manual_seed(2)
     scores = 25.0 * torch.randn(5, 5, dtype=torch.float64, generator=generator)
     weights = scores.fill_diagonal_(-torch.inf).softmax(-1)
-    assert sum(len(j) for *_, j in Neighbours(weights).chunks) <= 10  # of 20
     ids, mask = padded(docs)
+    assert sum(map(len, Neighbours(weights, mask).read)) <= 10  # of 20
     _, sparse = two_streams(lm, ids, Neighbours(weights, mask))
     monkeypatch.setattr(attention, "SPARSE_BELOW", -1.0)
     _, exact = two_streams(lm, ids, Neighbours(weights, mask))

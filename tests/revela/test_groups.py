@@ -4,13 +4,14 @@ from collections import Counter
 
 import pytest
 import torch
-from _texts import CODE, chunks_of, document, fold, write
+from _texts import CODE, chunks_of, document, write
 from _tiny import tokenizer as tiny_tokenizer
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformerTrainer
 
+from st_magnitude.data.documents import fold
 from st_magnitude.revela import build_groups, chunk
 from st_magnitude.revela.groups import GroupCollator
 

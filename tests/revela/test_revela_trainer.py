@@ -1,6 +1,5 @@
 """RevelaTrainer: what is trained, saved, resumed, clipped and kept together."""
 
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -50,23 +49,6 @@ def moved(trainer: RevelaTrainer) -> tuple[set[str], set[str]]:
     names = {name for name, value in after.items() if not torch.equal(value, before[name])}
     lm = {name for name in names if name.startswith("lm.")}
     return names - lm, lm
-
-
-def test_the_retriever_trains_alike_with_a_trimmed_vocabulary(tmp_path) -> None:
-    """The collator of the loss reads the groups, with its prefixes."""
-    found = []
-    for trims in (True, False):
-        trainer = trainer_for(tmp_path)
-        trainer.model[0].model.resize_token_embeddings(2_000, mean_resizing=False)
-        table = trainer.model[0].model.get_input_embeddings()
-        with torch.no_grad():
-            table.weight.copy_(torch.linspace(-1, 1, table.weight.numel()).view_as(table.weight))
-        with stm.trimmed_vocabulary(trainer) if trims else nullcontext():
-            assert (len(table.weight) < 200) == trims
-            trainer.train()
-        found.append(weights(trainer))
-    for name, value in found[0].items():
-        assert torch.equal(value, found[1][name]), name
 
 
 @pytest.mark.parametrize("retriever_lora", ["paper", None])

@@ -15,7 +15,7 @@ from test_ways import by_run_folder, with_adapter
 
 import st_magnitude as stm
 from st_magnitude._upstream import forget_adapter
-from st_magnitude.saving import check
+from st_magnitude.saving import export as saving
 
 
 class Forgetful(Module):
@@ -81,9 +81,9 @@ def test_both_sides_are_compared(tmp_path, side):
     alike = words(Forgetful(2.0))
     model_in_folder = tmp_path / "alike"
     alike.save_pretrained(str(model_in_folder))
-    check.check_saved(alike, model_in_folder, ["unknown words"] * 9)
+    saving.check_saved(alike, model_in_folder, ["unknown words"] * 9)
     with pytest.raises(ValueError, match="of 2 texts"):
-        check.check_saved(alike, model_in_folder, ["unknown words", "prime"])
+        saving.check_saved(alike, model_in_folder, ["unknown words", "prime"])
 
 
 def half_trained(folder, tmp_path):

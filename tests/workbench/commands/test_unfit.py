@@ -1,7 +1,6 @@
 """Models that cannot answer are refused by every command, and trainings that diverged not saved."""
 
 import itertools
-import json
 import math
 import shutil
 from types import SimpleNamespace
@@ -17,10 +16,6 @@ from st_magnitude.data.task import NotFiniteError
 from st_magnitude.training.stopping import DivergedError, refuse_diverged
 
 COMMANDS = taking("data")
-LIMITS = {
-    "sentence_bert_config.json": "max_seq_length",
-    "tokenizer_config.json": "model_max_length",
-}
 
 
 def without_tokenizer(folder):
@@ -44,18 +39,11 @@ def with_more_tokens(folder):
     model.save_pretrained(str(folder))
 
 
-def reading_nothing(folder):
-    for name, key in LIMITS.items():
-        file = folder / name
-        file.write_text(json.dumps(json.loads(file.read_text()) | {key: 0}))
-
-
 UNFIT = {
     "its tokenizer": (without_tokenizer, "knows no word: files of it are missing"),
     "zero": (filled(0.0), "texts are all zero"),
     "not a number": (filled(float("nan")), "not finite"),
     "more tokens": (with_more_tokens, "tokenizer knows more tokens than its weights"),
-    "no tokens": (reading_nothing, "reads 0 tokens of a text"),
 }
 
 
