@@ -17,6 +17,7 @@ from sentence_transformers import (
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.sentence_transformer.modules import Dropout
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from st_magnitude._checks import InputError, InputTypeError
 from st_magnitude._upstream import encodes_alone
@@ -69,11 +70,14 @@ def readers_of(model: SentenceTransformer) -> list[nn.Module]:
 
 def num_positions(reader: nn.Module) -> float:
     """The number of tokens for which a transformer has learned positions; infinity without them."""
-    for name, table in reader.named_modules():
-        is_of_positions = "position" in name or name.endswith("wpe")
-        if is_of_positions and isinstance(table, nn.Embedding):
-            skipped = 0 if table.padding_idx is None else table.padding_idx + 1
-            return table.num_embeddings - skipped
+    for model in reader.modules():
+        if isinstance(model, PreTrainedModel):
+            most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+            for name, table in model.named_modules():
+                is_of_positions = "position" in name or name.endswith("wpe")
+                if is_of_positions and isinstance(table, nn.Embedding) and most:
+                    skipped = 0 if table.padding_idx is None else table.padding_idx + 1
+                    return most - skipped if table.num_embeddings >= most else math.inf
     return math.inf
 
 
