@@ -27,8 +27,7 @@ from st_magnitude._checks import InputError, one_of, positive
 from st_magnitude._distributed import engine_of, num_ranks
 from st_magnitude._upstream import SINCE_6_2
 from st_magnitude.kernel.terms import Term
-from st_magnitude.losses.groups import embed_in_groups
-from st_magnitude.losses.passes import Numbers
+from st_magnitude.losses.groups import Numbers, embed_in_groups
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.adapters import refuse_frozen
