@@ -42,7 +42,7 @@ def embed_in_groups(
     """
     kinds = _kinds(columns, encoder)
     if not kinds:
-        return embed_columns(model, list(columns)), []
+        return embed_columns(model, list(columns)), []  # type: ignore[arg-type]
     rows: dict[int, Numbers] = {}
     passes = []
     start = 0
@@ -145,7 +145,8 @@ def _is_padded_text(features: Features) -> bool:
 def lengths_of(tokens: Numbers) -> Numbers:
     """The lengths (N,) of texts (names, N, L), of which the second are the attention masks. An
     empty text counts as one token."""
-    return np.count_nonzero(tokens[1], axis=1).clip(min=1)
+    lengths: Numbers = np.count_nonzero(tokens[1], axis=1).clip(min=1)
+    return lengths
 
 
 def distinct_texts(tokens: Numbers, columns: Numbers) -> tuple[Numbers, Numbers, Numbers]:
@@ -318,7 +319,7 @@ def upstream_tokens(columns: dict[int, Numbers], num_columns: int) -> int:
     widths = [max(width, 1) for _, width in others]
     if len(others) == num_columns - 1 and len({size for size, _ in others}) == 1:
         widths = [max(widths)] * len(widths)
-    total = sum(size * width for (size, _), width in zip(others, widths, strict=True))
+    total: int = sum(size * width for (size, _), width in zip(others, widths, strict=True))
     if 0 in columns:
         size, width = columns[0].shape[1:]
         total += size * max(width, 1)

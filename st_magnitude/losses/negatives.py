@@ -14,7 +14,7 @@ from st_magnitude._checks import InputError, one_of
 from st_magnitude.kernel.batch import Above, Batch, Direction, Ids
 from st_magnitude.kernel.infonce import PLAIN_SCORES
 from st_magnitude.kernel.plain import Comparison
-from st_magnitude.losses.keys import BatchRule, Features, Texts, unlike_all
+from st_magnitude.losses.keys import BatchRule, Texts, unlike_all
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.similarity import DOT, Similarity, at_least_float32
 
@@ -53,8 +53,6 @@ class FalseNegatives(BatchRule):
         self.margin = margin
         self.margin_strategy = margin_strategy
         self.keep_explicit_negatives = keep_explicit_negatives
-        # whether it matters to which row an explicit negative belongs
-        self.asks_whose = keep_explicit_negatives or "doc_to_doc" in directions
         # whether a softmax compares texts of one kind, and whether queries are among its columns
         self.compares_a_kind = bool({"query_to_query", "doc_to_doc"} & set(directions))
         self.has_queries = any(x.endswith("query") for x in directions)
@@ -209,23 +207,3 @@ def _numbers(keys: Tensor) -> Tensor:
     """How many texts have each of the joined keys (M,)."""
     ordered = keys.sort().values
     return torch.searchsorted(ordered, keys, right=True) - torch.searchsorted(ordered, keys)
-
-
-def sizes_of_rows(
-    name: str, columns: Sequence[Features], sizes: Sequence[int], takes_lists: bool
-) -> list[int]:
-    """The sizes of the columns with a text for each row. Lists, which hold any number, are in
-    columns that :func:`~st_magnitude.attach` marks and lays end to end."""
-    found = []
-    for place, (features, size) in enumerate(zip(columns, sizes, strict=True)):
-        number = features.get("num_texts")
-        if number is None:
-            found.append(size)
-        elif place < 2 or number != size or not takes_lists:
-            raise InputError(
-                f"{name} takes lists of texts as negatives, in columns after the positives; not of"
-                " a stream, not with labels='teacher', 'doc_to_doc' or keep_explicit_negatives,"
-                " which ask whose negatives they are. Give each text a column of its own:"
-                " negative_1, negative_2, and so on."
-            )
-    return found

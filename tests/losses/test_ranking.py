@@ -170,7 +170,6 @@ def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
 @BATCHING
 def test_refuses_matryoshka_loss(model, loss_class, mini_batch_size):
     alone = build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size)
-    alone(features(model))
     loss = MatryoshkaLoss(model, alone, [32, 16])
     with pytest.raises(ValueError, match=r"terms=\[Term\(dim=128\)"):
         loss(features(model), None)

@@ -148,7 +148,7 @@ LABELS = {
     "embeddings": torch.randn(8, 3, 5, **RANDOM) / 5,
 }
 WAYS = [(None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",))]
-RULES += [{"labels": kind} for kind in LABELS] + ["lists"]
+RULES += [{"labels": kind} for kind in LABELS]
 OF_TEXTS = [(rule, *way) for rule, way in itertools.product(RULES, WAYS)]
 JOINT = {"same_text": "once", "partition_mode": "joint"}
 OF_TEXTS.append((JOINT, None, ("query_to_doc", "query_to_query", "doc_to_doc")))
@@ -159,10 +159,7 @@ def of_texts(folder, case, part):
     options, mini_batch_size, direction = case
     model, labels = load_transformer(folder).double(), None
     batch = features(model, SHARED[part])
-    if options == "lists":  # of 0, 1 or 2 negatives
-        texts = [row[2] for i, row in list(enumerate(SHARED))[part] for _ in range(i % 3)]
-        batch[2] = {**model.preprocess(texts), "num_texts": len(texts)}
-    options = {} if options == "lists" else dict(options)
+    options = dict(options)
     if "labels" in options:
         labels = LABELS[options["labels"]][part]
         if options["labels"] not in ("weights", "classes"):
