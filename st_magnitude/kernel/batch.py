@@ -118,7 +118,7 @@ class Batch:
         return [] if above is None or above.spares is None else [above.spares]
 
     def check(self, directions: Sequence[Direction]) -> None:
-        self.check_embeddings()
+        self._check_embeddings()
         at_least("hardness_strength", self.hardness_strength, 0)
         has_several = self.positives is not None or self.targets is not None
         if self.hardness_strength and (tuple(directions) != ("query_to_doc",) or has_several):
@@ -147,7 +147,7 @@ class Batch:
             raise ValueError("exclude takes ids and one Above; got several.")
         self._check_targets(directions)
 
-    def check_embeddings(self) -> None:
+    def _check_embeddings(self) -> None:
         queries, documents, all_queries = self.queries, self.documents, self.all_queries
         if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
             raise ValueError(

@@ -209,17 +209,13 @@ class EmbeddingLoss(nn.Module):
         embeddings, self.order = embed_in_groups(model, columns, self.model)
         return embeddings
 
-    def start(self) -> bool:
-        """Calls `begin` on the first batch of a run, and returns whether it is that."""
+    def start(self) -> None:
+        """On the first batch of a run, checks the engine and the weights, and warns if the saved
+        model will score in another way than the loss trains it to, as the loss that was built last
+        decides."""
         if self._has_begun or not torch.is_grad_enabled():
-            return False
+            return
         self._has_begun = True
-        self.begin()
-        return True
-
-    def begin(self) -> None:
-        """Checks the engine and the weights, and warns if the saved model will score in another
-        way than the loss trains it to, as the loss that was built last decides."""
         model = unwrapped(self.model)
         engine = engine_of(self.model)
         self.check_engine(engine)
@@ -281,16 +277,13 @@ class EmbeddingLoss(nn.Module):
         first = next(unwrapped(self.model).children(), None)
         return isinstance(getattr(first, "forward", None), TransformerDecorator)
 
-    def refuse_matryoshka(
-        self,
-        advice: str,
-        what: str = "normalises every prefix, which removes the norm that {} learns from",
-    ) -> None:
+    def refuse_matryoshka(self, advice: str) -> None:
         """Refuses sentence-transformers' ``MatryoshkaLoss`` around the loss."""
         is_wrapped = isinstance(getattr(self.model, "forward", None), ForwardDecorator)
         if is_wrapped or isinstance(vars(self).get("calculate_loss"), CachedLossDecorator):
             raise InputError(
-                f"sentence-transformers' MatryoshkaLoss {what.format(self.name)}. {advice}"
+                "sentence-transformers' MatryoshkaLoss normalises every prefix, and takes neither a"
+                f" loss that learns from norms nor one with regularizers. {advice}"
             )
 
     def refuse_unequal(self, sizes: Sequence[int]) -> None:

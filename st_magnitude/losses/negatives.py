@@ -16,7 +16,7 @@ from st_magnitude.kernel.infonce import PLAIN_SCORES
 from st_magnitude.kernel.plain import Comparison
 from st_magnitude.losses.keys import BatchRule, Texts, unlike_all
 from st_magnitude.losses.ranks import Gathered
-from st_magnitude.similarity import DOT, Similarity, at_least_float32
+from st_magnitude.similarity import Similarity, at_least_float32
 
 logger = logging.getLogger(__name__)
 
@@ -129,17 +129,15 @@ class FalseNegatives(BatchRule):
         longest: int | None,
     ) -> None:
         """Counts the documents that are no negatives, in one batch for each line of the log."""
-        if self._counted is not None or not torch.is_grad_enabled():
-            self._warn()  # on a GPU of the batch before, which keeps the host from waiting
-            return
-        if not texts.bare and self.margin is None:
-            return
-        numbers = self.left_out(batch, texts, ranks, similarity, longest)
-        most = len(batch.documents) - 1
-        self._counted = torch.stack([(numbers >= most).float(), numbers / max(most, 1)])
-        self._is_logged = texts.are_plain or self.margin is not None
-        if not numbers.is_cuda:
-            self._warn()
+        is_due = self._counted is None and torch.is_grad_enabled()
+        if is_due and (texts.bare or self.margin is not None):
+            numbers = self._left_out(batch, texts, ranks, similarity, longest)
+            most = len(batch.documents) - 1
+            self._counted = torch.stack([(numbers >= most).float(), numbers / max(most, 1)])
+            self._is_logged = texts.are_plain or self.margin is not None
+            if numbers.is_cuda:
+                return  # to warn at the next batch keeps the host from waiting
+        self._warn()
 
     def _warn(self) -> None:
         """Warns if all or most documents of the first batch are no negatives."""
@@ -165,13 +163,13 @@ class FalseNegatives(BatchRule):
             return {}
         return {"excluded_negatives": float(counted[1].mean())}
 
-    def left_out(
+    def _left_out(
         self,
         batch: Batch,
         texts: Texts,
         ranks: Gathered,
         similarity: Similarity,
-        longest: int | None = None,
+        longest: int | None,
     ) -> Tensor:
         """How many documents queries leave out of their negatives, copies of the positive too,
         (n,): for all queries of a small batch, and the first ones of a large batch."""
@@ -183,16 +181,6 @@ class FalseNegatives(BatchRule):
             batch = replace(batch, queries=queries, exclude=exclude)
             mask = Comparison(batch, similarity, longest=longest).left_out
         return queries.new_zeros(len(queries)) if mask is None else mask.sum(dim=1)
-
-    def share_without_negatives(self, texts: Texts) -> float:
-        """The share of queries of a batch to which ``same_text`` leaves no negative."""
-        if not texts.bare:
-            return 0.0
-        ranks = Gathered([torch.zeros(len(x), 1, device=x.device) for x in texts.keys])
-        documents = ranks.join_columns(ranks.columns[1:])
-        batch = Batch(ranks.columns[0], documents, exclude=self._ids(texts, ranks))
-        numbers = self.left_out(batch, texts, ranks, DOT)
-        return (numbers >= len(documents) - 1).float().mean().item()
 
     def get_config_dict(self) -> dict[str, object]:
         return {

@@ -18,7 +18,7 @@ from st_magnitude._distributed import num_ranks
 from st_magnitude._upstream import CachedLoss, batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce_of, softmaxes_of
-from st_magnitude.kernel.terms import Term, check_terms, longest_prefix, with_temperature
+from st_magnitude.kernel.terms import Term, longest_prefix, with_temperature
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.groups import sorted_by_length
 from st_magnitude.losses.keys import BatchRule, Features, Texts, read_texts, warn_without_prompts
@@ -255,7 +255,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         else:
             self._check_sizes(list(map(len, embeddings)), labels)
             texts = Texts(labels=labels)
-        is_first = self.start()
+        self.start()
         similarity = Similarity(*texts.learned) if texts.learned else self.similarity
         gathers = self.gather_across_devices
         columns = self.by_mean_norms(embeddings, similarity, self.longest, gathers)
@@ -265,9 +265,6 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             fields |= rule.fields(texts, ranks)
         documents = ranks.join_columns(columns[1:])  # (M, D)
         batch = Batch(columns[0], documents, ranks.offset, ranks.all_queries, **fields)
-        if is_first:
-            batch.check_embeddings()
-            check_terms(self.terms, columns[0].shape[1])
         self.false_negatives.count(batch, texts, ranks, similarity, self.longest)
         losses = {"infonce": ranks.share * self.loss_of(batch, similarity)}
         if self.has_penalties:
@@ -380,16 +377,16 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
                 f"{self.name} needs at least two text columns, anchor and positive; the dataset has"
                 f" {len(columns)}."
             )
-        advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if (self.uses_gradient_cache or self.has_penalties) and self.has_adaptive_layers():
             raise InputError(
                 f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with"
                 " mini_batch_size or regularizers."
             )
-        if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
-            self.refuse_matryoshka(advice)
-        elif self.has_penalties:
-            self.refuse_matryoshka(advice, "takes no {} with regularizers")
+        keeps_norms = self.similarity.keeps_magnitude or exponent_norm(self.model) is not None
+        if keeps_norms or self.has_penalties:
+            self.refuse_matryoshka(
+                "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
+            )
         warn_without_prompts(columns, self.model, self.name)
 
     def get_config_dict(self) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+import torch
 from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.losses import has_static_embedding_input
@@ -151,7 +152,11 @@ def refuse_without_negatives(trainer: SentenceTransformerTrainer) -> None:
         batch = trainer.data_collator(list(chosen))
         features, _ = trainer.collect_features(batch)
         texts = loss.texts_of(features)
-        shares.append(loss.false_negatives.share_without_negatives(texts))
+        if not texts.bare:
+            return
+        is_answer = torch.cat(list(texts.keys[1:])) == texts.keys[1][:, None]  # (B, M)
+        is_query = torch.cat(list(texts.bare[1:])) == texts.bare[0][:, None]
+        shares.append((is_answer | is_query).all(dim=1).float().mean().item())
     if (share := sum(shares) / len(shares)) > 0.5:
         raise InputError(
             f"{share:.0%} of the rows have no negative in a batch of {size}, and would learn"

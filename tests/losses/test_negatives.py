@@ -143,7 +143,7 @@ def test_a_large_batch_counts_its_first_rows(model, monkeypatch, offset):
     rule, ranks = stm.CosineRankingLoss(model).false_negatives, Gathered([queries, documents])
     for number in (5, 2):
         monkeypatch.setattr("st_magnitude.losses.negatives.PLAIN_SCORES", 9 * number)
-        found = rule.left_out(batch, Texts(), ranks, stm.COSINE, 2)
+        found = rule._left_out(batch, Texts(), ranks, stm.COSINE, 2)
         assert torch.equal(found, expected[:number].sum(dim=1))
 
 

@@ -250,12 +250,6 @@ def test_arguments_are_checked(model, options, message):
         stm.MagnitudeRankingLoss(model, **options)
 
 
-def test_embeddings_are_checked_against_the_terms(model):
-    loss = stm.CosineRankingLoss(model, terms=[Term(8), Term(None)])
-    with pytest.raises(ValueError, match=r"dims \[8\] exceed the 4 dimensions"):
-        loss.compute_loss_from_embeddings([torch.randn(3, 4)] * 2)
-
-
 def test_learnable_goes_on_from_the_models_exponents(model, folder):
     stm.prepare(model, Similarity(0.2, 0.7))
     loss = stm.LearnableNormLoss(model)
@@ -369,22 +363,6 @@ def test_columns_without_norms_have_finite_gradients(model, loss_class):
         for i, x in enumerate(embeddings):
             assert x.grad.isfinite().all()
             assert x.grad.abs().max() < 1e3 or (norm and i in small)  # a cosine's is 1 / norm
-
-
-def test_saturated_exponents_are_said(model, caplog):
-    """Whose parameters have a group of their own rate, though the loss makes them fast."""
-    for rate, number in ((2e-5, 0), (1e-2, 1)):
-        loss = stm.LearnableNormLoss(model)
-        exponents = list(model[-1].parameters())
-        others = [x for x in model[0].parameters() if x.requires_grad]
-        groups = [{"params": others}, {"params": exponents, "lr": rate}]
-        optimizer = torch.optim.AdamW(groups, lr=2e-5)
-        for _ in range(4):
-            loss(features(model)).backward()
-            optimizer.step()
-        found = [x.message for x in caplog.records if "no longer learn" in x.message]
-        assert len(found) == number
-    assert "multiplies the rate of the optimizer for them by 512" in found[0]
 
 
 def test_nan_names_its_column_or_regularizer(model, caplog):
