@@ -111,10 +111,9 @@ def _kinds(columns: Sequence[Features], encoder: nn.Module) -> list[_Kind]:
             same[place] = _on_cpu(like)
     kinds = []
     for like, notes, same in alike.values():
-        steps = [np.diff((tokens[1] != 0).astype(int)) for tokens in same.values()]
-        pads_right = all((x <= 0).all() for x in steps)
-        if pads_right or all((x >= 0).all() for x in steps):
-            kinds.append(_Kind(like, notes, same, not pads_right, len(columns)))
+        steps = np.concatenate([np.diff((x[1] != 0).astype(int)).ravel() for x in same.values()])
+        if (steps <= 0).all() or (steps >= 0).all():
+            kinds.append(_Kind(like, notes, same, bool((steps > 0).any()), len(columns)))
     return [] if reads_padding(encoder, map(_Kind.shortest_text, kinds)) else kinds
 
 
@@ -153,9 +152,10 @@ def distinct_texts(tokens: Numbers, columns: Numbers) -> tuple[Numbers, Numbers,
     """The rows (U,) of the distinct texts among texts (names, N, L), the longest first, their
     lengths (U,), and the place (N,) of each text in this order. Only texts of one of the columns
     (N,) are copies of each other."""
-    firsts: dict[tuple[int, bytes], int] = {}  # the first copy of each text
-    keys = zip(columns.tolist(), (x.tobytes() for x in tokens.transpose(1, 0, 2)), strict=True)
-    copies = [firsts.setdefault(key, row) for row, key in enumerate(keys)]
+    firsts: dict[tuple[int, bytes], int] = {}
+    copies = []  # the row of the first copy of each text
+    for row, (column, text) in enumerate(zip(columns, tokens.transpose(1, 0, 2), strict=True)):
+        copies.append(firsts.setdefault((column, text.tobytes()), row))
     distinct, numbers = np.unique(copies, return_inverse=True)
     lengths = lengths_of(tokens[:, distinct])
     order = np.argsort(-lengths, kind="stable")
@@ -189,26 +189,24 @@ class _Kind:
         self.columns = columns
         self.pads_left = pads_left
         self.is_on_cpu = like["input_ids"].is_cpu
-        self.upstream_tokens = upstream_tokens(columns, num_columns)
-        self.width = max(tokens.shape[2] for tokens in columns.values())
+        places = np.array(list(columns))
+        sizes, widths = np.array([x.shape[1:] for x in columns.values()]).T
+        self.upstream_tokens = upstream_tokens(places, sizes, widths, num_columns)
+        self.width = widths.max()
         # (names, N, L), padded as the reader of the texts pads
-        whole = np.zeros((len(like), sum(x.shape[1] for x in columns.values()), self.width), int)
+        whole = np.zeros((len(like), sizes.sum(), self.width), int)
         for tokens in columns.values():
             padding = tokens[:, tokens[1] == 0]  # (names, n)
             if padding.size:
                 whole[:] = padding[:, :1, None]
-        start = 0
-        of_columns = {}
-        for place, tokens in columns.items():
-            end = start + tokens.shape[1]
-            whole[:, start:end, self._kept(tokens.shape[2])] = tokens
-            of_columns[place] = slice(start, end)
-            start = end
-        numbers = np.repeat(list(columns), [x.shape[1] for x in columns.values()])
-        picked, self.lengths, places = distinct_texts(whole, numbers)
+        ends = sizes.cumsum()
+        for tokens, end in zip(columns.values(), ends, strict=True):
+            _, size, width = tokens.shape
+            whole[:, end - size : end, self._kept(width)] = tokens
+        picked, self.lengths, rows = distinct_texts(whole, places.repeat(sizes))
         self.tokens = whole[:, picked]  # (names, U, L), the longest texts first
         # (B,) of the texts of each column among these
-        self.rows = {place: places[part] for place, part in of_columns.items()}
+        self.rows = dict(zip(columns, np.split(rows, ends[:-1]), strict=True))
 
     def _kept(self, length: int) -> slice:
         """The places of the longest texts of a length."""
@@ -244,12 +242,8 @@ class _Pass:
     begin: int
     end: int
 
-    @property
-    def length(self) -> int:
-        return int(self.kind.lengths[self.begin])
-
     def embed(self, model: Callable[[Features], Features]) -> Tensor:
-        features = self.kind.features(self.begin, self.end, self.length)
+        features = self.kind.features(self.begin, self.end, self.kind.lengths[self.begin])
         embeddings: Tensor = model(features)["sentence_embedding"]
         return embeddings
 
@@ -268,7 +262,7 @@ def _embed(
         passes[place : place + 1] = replace(largest, end=middle), replace(largest, begin=middle)
     parts = [x.embed(model) for x in passes]
     for _ in range(number - len(passes)):  # other ranks wait
-        shortest = min(passes, key=lambda x: x.length)
+        shortest = min(passes, key=lambda x: x.kind.lengths[x.begin])
         parts[0] = parts[0] + 0 * shortest.embed(model).sum()
     return parts
 
@@ -311,19 +305,15 @@ def cuts(lengths: Numbers, overhead: float, most: float = math.inf) -> list[int]
     return found[::-1]
 
 
-def upstream_tokens(columns: dict[int, Numbers], num_columns: int) -> int:
-    """The tokens of columns of one kind, (names, B, L) by their places in a batch, in the passes of
+def upstream_tokens(places: Numbers, sizes: Numbers, widths: Numbers, num_columns: int) -> int:
+    """The tokens of columns of one kind, (B, L) each, by their places in a batch, in the passes of
     sentence-transformers' ``embed_columns``: the first column has its own, and all others share one
     if they are of one kind and size. Empty texts count as one token."""
-    others = [x.shape[1:] for place, x in columns.items() if place > 0]
-    widths = [max(width, 1) for _, width in others]
-    if len(others) == num_columns - 1 and len({size for size, _ in others}) == 1:
-        widths = [max(widths)] * len(widths)
-    total: int = sum(size * width for (size, _), width in zip(others, widths, strict=True))
-    if 0 in columns:
-        size, width = columns[0].shape[1:]
-        total += size * max(width, 1)
-    return total
+    widths = widths.clip(min=1)
+    others = places > 0
+    if others.sum() == num_columns - 1 and len(set(sizes[others])) == 1:
+        widths[others] = widths[others].max()
+    return int(sizes @ widths)
 
 
 def tokens_of_minibatches(lengths: Numbers, size: int) -> int:
