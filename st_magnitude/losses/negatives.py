@@ -134,7 +134,6 @@ class FalseNegatives(BatchRule):
             numbers = self._left_out(batch, texts, ranks, similarity, longest)
             most = len(batch.documents) - 1
             self._counted = torch.stack([(numbers >= most).float(), numbers / max(most, 1)])
-            self._is_logged = texts.are_plain or self.margin is not None
             if numbers.is_cuda:
                 return  # to warn at the next batch keeps the host from waiting
         self._warn()
@@ -159,7 +158,7 @@ class FalseNegatives(BatchRule):
     def get_log(self) -> dict[str, float]:
         self._warn()
         counted, self._counted = self._counted, None
-        if counted is None or not self._is_logged:
+        if counted is None:
             return {}
         return {"excluded_negatives": float(counted[1].mean())}
 

@@ -13,12 +13,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import RandContext
 from torch import Tensor
 
-from st_magnitude._checks import InputError, at_least, one_of
+from st_magnitude._checks import InputError, at_least, one_of, positive
 from st_magnitude._distributed import num_ranks
 from st_magnitude._upstream import CachedLoss, batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce_of, softmaxes_of
-from st_magnitude.kernel.terms import Term, longest_prefix, with_temperature
+from st_magnitude.kernel.terms import Term, longest_prefix
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.groups import sorted_by_length
 from st_magnitude.losses.keys import BatchRule, Features, Texts, read_texts, warn_without_prompts
@@ -173,7 +173,15 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
                 f"MagnitudeRankingLoss(model, {similarity!r})."
             )
         super().__init__(model, fixed or similarity or DOT, scale, SCALE, group_by_length)
-        self.terms = with_temperature(terms, temperature)
+        self.terms = tuple(terms)
+        if temperature is not None:
+            positive("temperature", temperature)
+            if len(self.terms) != 1:
+                raise InputError(
+                    f"temperature={temperature} is for a loss of one term, and this one has"
+                    f" {len(self.terms)}. Give each term its own."
+                )
+            self.terms = (replace(self.terms[0], temperature=temperature),)
         self.longest = longest_prefix(self.terms)
         self.scaled_terms = self.terms
         if self.scale != "auto" and self.scale != SCALE:
