@@ -514,11 +514,9 @@ MATRIX = torch.ones(4, 9)
 WRONG = {
     "shapes": ({"documents": torch.ones(9, 4)}, r"documents \(M, D\)"),
     "precision": ({"documents": torch.ones(9, 8)}, "in torch.float64 and others in torch.float32"),
-    "precision of all": ({"all_queries": torch.ones(4, 8)}, "and others in torch.float32"),
     "offset": ({"offset": 10}, "offset 10"),
     "dim": ({"terms": [Term(9)]}, r"\[9\] exceed the 8"),
     "all_queries": ({"all_queries": torch.ones(3, 8)}, r"with Q from 4 to 9; got \(3, 8\)"),
-    "too many queries": ({"all_queries": torch.ones(10, 8)}, r"from 4 to 9; got \(10, 8\)"),
     "two rules": ({"exclude": [above_the_positive(0), above_the_positive(1)]}, "one Above"),
     "hardness": ({"hardness_strength": -1}, "hardness_strength must be at least 0"),
     "positives and hardness": ({"hardness_strength": 1, "positives": IDS}, "one positive"),
@@ -528,7 +526,6 @@ WRONG = {
         {"exclude": above_the_positive(0, Ids(IDS[:3], IDS))},
         r"for queries, takes the shape \(4,\)",
     ),
-    "ids of queries": ({"exclude": Ids(IDS[:3], IDS)}, r"takes the shape \(4,\); got \(3,\)"),
     "positives": ({"positives": MATRIX.bool()}, r"positives takes the shape \(9,\)"),
     "targets": ({"targets": MATRIX[:, :8]}, r"targets takes the shape \(4, 9\)"),
     "both": ({"positives": LABELS, "targets": MATRIX}, "give one of the two"),
@@ -561,16 +558,14 @@ WRONG = {
 }
 
 
-WRONG_TERMS = [
-    ({"dim": dim}, "Term.dim must be at least 1 and whole") for dim in (0, 2.5, "3", True)
-]
+WRONG_TERMS = [({"dim": dim}, "Term.dim must be at least 1 and whole") for dim in (0, 2.5, True)]
 WRONG_TERMS += [
     ({"temperature": tau}, "Term.temperature must be a positive number")
-    for tau in (0, -0.1, math.nan, math.inf, "0.05", True, None)
+    for tau in (0, math.nan, math.inf, "0.05", True)
 ]
 WRONG_TERMS += [
     ({"temperature": torch.full(shape, 0.05)}, r"Term.temperature must be a 0-d tensor.*got \(")
-    for shape in ((1,), (2,), (1, 1))
+    for shape in ((1,), (1, 1))
 ]
 WRONG_TERMS += [
     ({"weight": weight}, "Term.weight must be a finite number") for weight in ("1", True, math.nan)

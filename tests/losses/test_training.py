@@ -1,7 +1,6 @@
 """Losses in the Trainer: what is logged, resumed, and shared between processes."""
 
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
@@ -57,17 +56,6 @@ def test_a_new_model_is_prepared_as_the_first_one(
         assert all(
             torch.equal(x, alone.state_dict()[name]) for name, x in model.state_dict().items()
         )
-
-
-@pytest.mark.parametrize(
-    "loss_class", [stm.QNormRankingLoss, partial(stm.SimilarityMSELoss, similarity="dot")]
-)
-def test_a_new_model_is_checked_as_the_first_one(folder, loss_class):
-    loss = loss_class(load_transformer(folder))
-    model = stm.prepare(load_transformer(folder), "cosine")
-    model.truncate_dim = 8
-    with pytest.raises(ValueError, match="learns from the norm"):
-        loss.model = model
 
 
 def test_the_card_of_a_distilled_model_holds_no_embeddings(folder, tmp_path):
