@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from st_magnitude._checks import at_least
@@ -119,7 +118,7 @@ class Batch:
         return [] if above is None or above.spares is None else [above.spares]
 
     def check(self, directions: Sequence[Direction]) -> None:
-        self.check_embeddings()
+        self._check_embeddings()
         at_least("hardness_strength", self.hardness_strength, 0)
         has_several = self.positives is not None or self.targets is not None
         if self.hardness_strength and (tuple(directions) != ("query_to_doc",) or has_several):
@@ -127,21 +126,28 @@ class Batch:
                 "hardness_strength weights the negatives of a query with one positive: leave out"
                 " other directions than 'query_to_doc', positives and targets."
             )
-        self._check_exclude()
-        size = len(self.documents)
-        if self.positives is not None:
-            _check_ids("positives", self.positives, size, " Give a matrix (B, M) as targets.")
         if "doc_to_doc" in directions and self.pairs.stop > self.num_pairs:
             raise ValueError(
                 "doc_to_doc needs the query of every positive: give all_queries with offset"
                 f" {self.offset}."
             )
-        _check_numbers("log_q", self.log_q, size)
-        _check_numbers("log_q_queries", self.log_q_queries, self.num_pairs)
-        _check_numbers("weights", self.weights, len(self.queries))
+        rows = len(self.queries)
+        columns = len(self.documents)
+        _check_shape("positives", self.positives, columns)
+        _check_shape("targets", self.targets, rows, columns)
+        _check_shape("targets_queries", self.targets_queries, rows, self.num_pairs)
+        _check_shape("weights", self.weights, rows)
+        _check_shape("log_q", self.log_q, columns)
+        _check_shape("log_q_queries", self.log_q_queries, self.num_pairs)
+        for ids in [*self.excluded_ids, *self.spares]:
+            _check_shape("exclude", ids.documents, columns)
+            number = max(self.pairs.stop, self.num_pairs)
+            _check_shape("exclude, for queries,", ids.queries[:number], number)
+        if len(self.excluded) - len(self.excluded_ids) > 1:
+            raise ValueError("exclude takes ids and one Above; got several.")
         self._check_targets(directions)
 
-    def check_embeddings(self) -> None:
+    def _check_embeddings(self) -> None:
         queries, documents, all_queries = self.queries, self.documents, self.all_queries
         if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
             raise ValueError(
@@ -171,56 +177,24 @@ class Batch:
                     f" others in {other.dtype}. Convert them with .float()."
                 )
 
-    def _check_exclude(self) -> None:
-        size = len(self.documents)
-        for ids in [*self.excluded_ids, *self.spares]:
-            _check_ids("exclude", ids.documents, size)
-            number = max(self.pairs.stop, self.num_pairs)
-            _check_ids("exclude", ids.queries[:number], number, kind="queries")
-        if len(self.excluded) - len(self.excluded_ids) > 1:
-            raise ValueError("exclude takes ids and one Above; got several.")
-
     def _check_targets(self, directions: Sequence[Direction]) -> None:
-        targets, of_queries = self.targets, self.targets_queries
-        if self.positives is not None and targets is not None:
+        if self.targets is None:
+            return
+        if self.positives is not None:
             raise ValueError("positives are one kind of targets: give one of the two.")
-        if targets is not None and {"query_to_query", "doc_to_doc"} & set(directions):
+        if {"query_to_query", "doc_to_doc"} & set(directions):
             raise ValueError(
                 "targets take neither 'query_to_query' nor 'doc_to_doc'; give integer ids (M,) of"
                 " the documents as positives."
             )
-        rows = len(self.queries)
-        num_queries = len(self.column_queries)
-        for name, given, columns in (
-            ("targets", targets, len(self.documents)),
-            ("targets_queries", of_queries, num_queries),
-        ):
-            if isinstance(given, Tensor) and given.shape != (rows, columns):
-                raise ValueError(
-                    f"{name} take the shape {(rows, columns)}, a row for each query; got"
-                    f" {tuple(given.shape)}."
-                )
-        if "doc_to_query" not in directions or targets is None or of_queries is not None:
-            return
-        if not isinstance(targets, Tensor) or num_queries != rows:
+        names_queries = isinstance(self.targets, Tensor) and self.num_pairs == len(self.queries)
+        if "doc_to_query" in directions and self.targets_queries is None and not names_queries:
             raise ValueError(
                 "The softmax of a document needs targets_queries (B, Q), because targets do not"
                 " name all queries. For positives give integer ids (M,) of the documents instead."
             )
 
 
-def _check_ids(
-    name: str, ids: Tensor, size: int, advice: str = "", kind: str = "documents"
-) -> None:
-    if ids.dtype == torch.bool or ids.is_floating_point() or ids.shape != (size,):
-        raise ValueError(
-            f"{name} takes integer ids ({size},) of the {kind}; got {ids.dtype} of shape"
-            f" {tuple(ids.shape)}.{advice}"
-        )
-
-
-def _check_numbers(name: str, numbers: Tensor | None, size: int) -> None:
-    if numbers is not None and (numbers.shape != (size,) or not numbers.is_floating_point()):
-        raise ValueError(
-            f"{name} takes {size} floats; got {numbers.dtype} of shape {tuple(numbers.shape)}."
-        )
+def _check_shape(name: str, given: Targets | None, *shape: int) -> None:
+    if isinstance(given, Tensor) and given.shape != shape:
+        raise ValueError(f"{name} takes the shape {shape}; got {tuple(given.shape)}.")

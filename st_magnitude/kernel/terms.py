@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from st_magnitude._checks import at_least, is_number, positive
+from st_magnitude._checks import InputError, at_least, is_number, positive
 from st_magnitude.kernel.batch import Batch
 from st_magnitude.similarity import COSINE, Similarity
 
@@ -49,36 +49,18 @@ class Term:
             raise ValueError(f"A learned Term.temperature must be a 0-d tensor; got {shape}.")
 
 
-def check_terms(terms: Sequence[Term], width: int) -> None:
+def check_terms(terms: Sequence[Term], width: float) -> None:
     """Refuses no terms, and prefixes of more coordinates than embeddings have."""
     if not terms:
-        raise ValueError("infonce needs at least one Term.")
-    if too_long := [x.dim for x in terms if x.dim is not None and x.dim > width]:
-        raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")
+        raise InputError("Give at least one Term, such as terms=[Term(temperature=0.05)].")
+    if too_long := sorted({x.dim for x in terms if x.dim is not None and x.dim > width}):
+        raise InputError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")
 
 
 def longest_prefix(terms: Sequence[Term]) -> int | None:
     """The number of coordinates that the terms compare; None for all of them."""
     dims = [term.dim for term in terms if term.dim is not None]
-    return max(dims) if len(dims) == len(terms) else None
-
-
-def with_temperature(terms: Iterable[Term], temperature: float | None) -> tuple[Term, ...]:
-    """The terms of a loss with its argument ``temperature``."""
-    positive("temperature", temperature, [None])
-    terms = tuple(terms)
-    if not terms:
-        raise ValueError(
-            "terms is empty; give at least one Term, such as terms=[Term(temperature=0.05)]."
-        )
-    if temperature is None:
-        return terms
-    if len(terms) > 1:
-        raise ValueError(
-            f"temperature={temperature} is for a loss of one term, and this one has {len(terms)}."
-            " Give each term its own."
-        )
-    return (replace(terms[0], temperature=temperature),)
+    return max(dims, default=None) if len(dims) == len(terms) else None
 
 
 class Plan:

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction
-from st_magnitude.kernel.panels import Panel, panel_of
+from st_magnitude.kernel.panels import Panel, Vectors, panel_of, vectors_of
 from st_magnitude.kernel.terms import LOG2_E, Plan
-from st_magnitude.kernel.vectors import Vectors, vectors_of
 from st_magnitude.similarity import Similarity, without_autocast
 
 NO_SECOND_DERIVATIVE = (

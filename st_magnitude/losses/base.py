@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from st_magnitude._checks import InputError, one_of, positive
 from st_magnitude._distributed import engine_of, num_ranks
 from st_magnitude._upstream import SINCE_6_2
-from st_magnitude.kernel.terms import Term
-from st_magnitude.losses.groups import embed_in_groups
-from st_magnitude.losses.passes import Numbers
+from st_magnitude.kernel.terms import Term, check_terms, longest_prefix
+from st_magnitude.losses.groups import Numbers, embed_in_groups
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.adapters import refuse_frozen
@@ -210,17 +209,13 @@ class EmbeddingLoss(nn.Module):
         embeddings, self.order = embed_in_groups(model, columns, self.model)
         return embeddings
 
-    def start(self) -> bool:
-        """Calls `begin` on the first batch of a run, and returns whether it is that."""
+    def start(self) -> None:
+        """On the first batch of a run, checks the engine and the weights, and warns if the saved
+        model will score in another way than the loss trains it to, as the loss that was built last
+        decides."""
         if self._has_begun or not torch.is_grad_enabled():
-            return False
+            return
         self._has_begun = True
-        self.begin()
-        return True
-
-    def begin(self) -> None:
-        """Checks the engine and the weights, and warns if the saved model will score in another
-        way than the loss trains it to, as the loss that was built last decides."""
         model = unwrapped(self.model)
         engine = engine_of(self.model)
         self.check_engine(engine)
@@ -282,16 +277,13 @@ class EmbeddingLoss(nn.Module):
         first = next(unwrapped(self.model).children(), None)
         return isinstance(getattr(first, "forward", None), TransformerDecorator)
 
-    def refuse_matryoshka(
-        self,
-        advice: str,
-        what: str = "normalises every prefix, which removes the norm that {} learns from",
-    ) -> None:
+    def refuse_matryoshka(self, advice: str) -> None:
         """Refuses sentence-transformers' ``MatryoshkaLoss`` around the loss."""
         is_wrapped = isinstance(getattr(self.model, "forward", None), ForwardDecorator)
         if is_wrapped or isinstance(vars(self).get("calculate_loss"), CachedLossDecorator):
             raise InputError(
-                f"sentence-transformers' MatryoshkaLoss {what.format(self.name)}. {advice}"
+                "sentence-transformers' MatryoshkaLoss normalises every prefix, and takes neither a"
+                f" loss that learns from norms nor one with regularizers. {advice}"
             )
 
     def refuse_unequal(self, sizes: Sequence[int]) -> None:
@@ -303,19 +295,13 @@ class EmbeddingLoss(nn.Module):
     def check_dims(self, terms: Sequence[Term]) -> None:
         """Refuses prefixes that are too long, and warns if no term compares all dimensions."""
         width = output_width(self.model)
-        dims = [term.dim or width for term in terms]
-        longest = max(dim or 0 for dim in dims)
-        if width is None or longest == width:
-            return
-        if longest > width:
-            raise InputError(
-                f"Terms compare {longest} dimensions, but the embeddings of this model have"
-                f" {width}. Choose dims in 1..{width}."
+        check_terms(terms, width or math.inf)
+        longest = longest_prefix(terms)
+        if width is not None and longest is not None and longest < width:
+            logger.warning(
+                f"No term of {self.name} compares all {width} dimensions, so those beyond {longest}"
+                f" are not trained. Add a term with dim={width}."
             )
-        logger.warning(
-            f"No term of {self.name} compares all {width} dimensions, so those beyond {longest} are"
-            f" not trained. Add a term with dim={width}."
-        )
 
     def by_mean_norms(
         self,
@@ -370,10 +356,8 @@ class FiniteWatch:
         """Looks at embeddings (B, D) of each column, labels of any shape, and losses by name."""
         if self._has_warned or not torch.is_grad_enabled():
             return
-        are_finite = True  # the losses, which anything else that is not finite reaches
-        for loss in losses.values():
-            are_finite &= loss.is_cpu and math.isfinite(loss.detach())  # a GPU would be waited for
-        if are_finite:
+        # Anything else that is not finite reaches the losses. A GPU would be waited for.
+        if all(loss.is_cpu and math.isfinite(loss.detach()) for loss in losses.values()):
             return
         number = len(embeddings)
         watched = {f"text column {i} of {number}": x for i, x in enumerate(embeddings, start=1)}
@@ -381,9 +365,8 @@ class FiniteWatch:
             watched["the labels"] = labels
         watched |= losses
         broken = torch.stack([~x.detach().isfinite().all() for x in watched.values()])
-        flags = to_host(broken)
-        ready = self._found if broken.is_cuda else (list(watched), flags)
-        self._found = list(watched), flags
+        before, self._found = self._found, (list(watched), to_host(broken))
+        ready = before if broken.is_cuda else self._found
         if ready is None:
             return
         names, flags = ready

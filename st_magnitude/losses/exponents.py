@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Unpack
 
 from st_magnitude._checks import InputError, at_least
-from st_magnitude.losses.base import exponent_norm, to_host
+from st_magnitude.losses.base import exponent_norm
 from st_magnitude.losses.ranking import MagnitudeRankingLoss, TermOptions
 from st_magnitude.losses.regularizers import CITATION as SIGREG_CITATION
 from st_magnitude.losses.regularizers import SIGReg
@@ -22,10 +21,7 @@ from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import normalizes_output, unwrapped
 
-logger = logging.getLogger(__name__)
-
 EXPONENT_RATE = 1e-2  # of the biases of exponents, where the model has its usual rate
-SATURATED = 1e-3  # an exponent this close to 0 or 1 hardly learns
 
 
 def usual_rate(model: SentenceTransformer) -> float:
@@ -117,8 +113,6 @@ class LearnableNormLoss(MagnitudeRankingLoss):
             )
 
     def prepare_model(self) -> None:
-        self._has_warned = False
-        self._copied: Tensor | None = None  # exponents of the batch before, which a GPU has copied
         super().prepare_model()
         model = unwrapped(self.model)
         # a power of two, by which a division is exact: what resumes goes on from the same numbers
@@ -128,26 +122,6 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     def similarity(self) -> Similarity:
         norm = exponent_norm(self.model)
         return self._similarity if norm is None else norm.similarity
-
-    def start(self) -> bool:
-        is_first = super().start()
-        norm = exponent_norm(self.model)
-        if self._has_warned or norm is None or not torch.is_grad_enabled():
-            return is_first
-        exponents = torch.stack(self._learned()).detach()
-        copied = to_host(exponents)
-        ready, self._copied = self._copied if exponents.is_cuda else copied, copied
-        reached = [] if ready is None else ready.tolist()
-        if any(not SATURATED < gamma < 1 - SATURATED for gamma in reached):
-            self._has_warned = True
-            logger.warning(
-                f"Exponents of LearnableNormLoss have reached ({reached[0]:.4f}, {reached[1]:.4f}):"
-                " at 0 and 1 they no longer learn. The loss multiplies the rate of the optimizer"
-                f" for them by {norm.gain:g}, so give them no parameter group with a higher rate of"
-                " its own. If you have not, fix them: MagnitudeRankingLoss(model,"
-                f" stm.Similarity({reached[0]:.0f}, {reached[1]:.0f}))."
-            )
-        return is_first
 
     def get_log(self) -> dict[str, float]:
         query, document = (float(exponent.detach()) for exponent in self._learned())

@@ -28,7 +28,6 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 import torch
 from numpy.polynomial import chebyshev
-from numpy.polynomial.polynomial import polyval
 from numpy.typing import NDArray
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor
@@ -76,20 +75,16 @@ def _part_of_mean(
     x: Tensor, everyone: Tensor | None, statistic: Statistic
 ) -> tuple[Tensor, Tensor]:
     """The part of rows (n, D) in the mean over all pairs of rows (N, D), and its gradient for them;
-    None: they are all rows. A share f of rows of zeros, whose cosine stands for another distance,
-    adds a f + b f² to the mean."""
-    coefficients, a, b = polynomial(x.shape[1], statistic)
+    None: they are all rows. A row of zeros counts as orthogonal to all rows."""
     norms = safe_norm(x)
     rows = x / norms
     columns = None if everyone is None else everyone / safe_norm(everyone)
-    others = rows if columns is None else columns
-    total, slopes = _sums(rows, columns, coefficients)
-    share = (torch.linalg.vector_norm(others, dim=1) == 0).to(x.dtype).mean()
-    value = total / len(others) ** 2 + (a + b * share) * share * len(rows) / len(others)
+    number = len(rows if columns is None else columns)
+    total, slopes = _sums(rows, columns, polynomial(x.shape[1], statistic))
 
     # A pair counts twice. What lies along a row does not change its direction
     slopes -= rows * (rows * slopes).sum(dim=1, keepdim=True)
-    return value, slopes / norms * (2 / len(others) ** 2)
+    return total / number**2, slopes / norms * (2 / number**2)
 
 
 def _sums(
@@ -137,8 +132,8 @@ def knots_of(statistic: Statistic, numbers: Numbers) -> tuple[Numbers, Numbers, 
 
 
 @cache
-def polynomial(dim: int, statistic: Statistic) -> tuple[list[float], float, float]:
-    """P(c) = K - 2 H + C as coefficients of 1, c, c², ..., and what rows of zeros add.
+def polynomial(dim: int, statistic: Statistic) -> list[float]:
+    """P(c) = K - 2 H + C as coefficients of 1, c, c², ...
 
     With z_k = t_k² D/2, K is sum_k w_k 0F1(; D/2; -z_k (1 - c)). Its Taylor series at c = 0 becomes
     a Chebyshev series, which is cut where its terms fall below 1e-10.
@@ -147,15 +142,11 @@ def polynomial(dim: int, statistic: Statistic) -> tuple[list[float], float, floa
     half, z = dim / 2, knots**2 * dim / 2
     powers = _terms(half, z)
     series = [weights * powers[m] @ _terms(half + m, -z).sum(axis=0) for m in range(NUM_TERMS)]
-    distance = 2 * weights * target @ _terms(half, -z / 2).sum(axis=0)  # 2 H
-    series[0] += weights @ target**2 - distance
+    twice_h = 2 * weights * target @ _terms(half, -z / 2).sum(axis=0)
+    series[0] += weights @ target**2 - twice_h
     short = chebyshev.chebtrim(chebyshev.poly2cheb(series), PRECISION)
-    coefficients = chebyshev.cheb2poly(short)
-
-    # Rows of zeros are at distance 0 from each other, and from others as at a cosine of 1/2
-    zero, middle, one = polyval(np.array([0, 0.5, 1]), coefficients)
-    a = 2 * (middle - zero) + distance - 2 * weights @ target
-    return coefficients.tolist(), float(a), float(one + zero - 2 * middle)
+    coefficients: list[float] = chebyshev.cheb2poly(short).tolist()
+    return coefficients
 
 
 def _terms(b: float, z: NDArray[np.float64]) -> NDArray[Any]:

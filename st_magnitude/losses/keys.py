@@ -36,9 +36,8 @@ class Texts:
     keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing needs them
     bare: Sequence[Tensor] = ()  # (B,) each, keys of the texts without prompts; empty with "keep"
     labels: Tensor | None = None  # as the data have them
-    sizes: Sequence[Sequence[int]] = ()  # of the columns of each rank, if the loss gathers
+    sizes: Sequence[int] = ()  # of the batch of each rank, if the loss gathers
     learned: Sequence[Tensor] = ()  # exponents of a cached step, 0-d; else the model has them
-    are_plain: bool = True  # whether the keys tell all texts apart: no images, no sound
     order: Sequence[NDArray[np.int64]] = ()  # (B,) each, of `sorted_by_length` in a cached step
     losses: dict[str, Tensor] = field(default_factory=dict)  # by name, which a cached step fills
 
@@ -78,7 +77,7 @@ def read_texts(
             text_keys(x, column, begin_of_text(x, model), vocabularies[x.get("task")])
             for column, x in enumerate(columns)
         ]
-    return Texts(keys, bare, are_plain=all(map(is_plain_text, columns)))
+    return Texts(keys, bare)
 
 
 def is_plain_text(features: Features) -> bool:

@@ -14,9 +14,9 @@ from st_magnitude._checks import InputError, one_of
 from st_magnitude.kernel.batch import Above, Batch, Direction, Ids
 from st_magnitude.kernel.infonce import PLAIN_SCORES
 from st_magnitude.kernel.plain import Comparison
-from st_magnitude.losses.keys import BatchRule, Features, Texts, unlike_all
+from st_magnitude.losses.keys import BatchRule, Texts, unlike_all
 from st_magnitude.losses.ranks import Gathered
-from st_magnitude.similarity import DOT, Similarity, at_least_float32
+from st_magnitude.similarity import Similarity, at_least_float32
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,6 @@ class FalseNegatives(BatchRule):
         self.margin = margin
         self.margin_strategy = margin_strategy
         self.keep_explicit_negatives = keep_explicit_negatives
-        # whether it matters to which row an explicit negative belongs
-        self.asks_whose = keep_explicit_negatives or "doc_to_doc" in directions
         # whether a softmax compares texts of one kind, and whether queries are among its columns
         self.compares_a_kind = bool({"query_to_query", "doc_to_doc"} & set(directions))
         self.has_queries = any(x.endswith("query") for x in directions)
@@ -98,18 +96,15 @@ class FalseNegatives(BatchRule):
         return [rule for rule in rules if self._may_repeat(rule)]
 
     def _may_repeat(self, ids: Ids) -> bool:
-        """Whether a query may share the id of another pair's document, or texts of one kind one id;
-        on a GPU the answer would keep the host waiting, and torch.compile cannot know it."""
+        """Whether a rule may leave something out; on a GPU the answer would keep the host waiting,
+        and torch.compile cannot know it."""
         if ids.documents.device.type != "cpu" or torch.compiler.is_compiling():
             return True
         documents = ids.documents.tolist()
         different = set(documents)  # for small batches in a third of unique's time
         if ids.queries is ids.documents:
             return len(different) < len(documents)
-        queries = ids.queries.tolist()
-        if self.compares_a_kind:
-            return len(different.union(queries)) < len(documents) + len(queries)
-        return not different.isdisjoint(queries)
+        return self.compares_a_kind or not different.isdisjoint(ids.queries.tolist())
 
     def _explicit(self, ranks: Gathered) -> Ids:
         """Ids that a query shares with the documents of its row, and with nothing else."""
@@ -131,17 +126,14 @@ class FalseNegatives(BatchRule):
         longest: int | None,
     ) -> None:
         """Counts the documents that are no negatives, in one batch for each line of the log."""
-        if self._counted is not None or not torch.is_grad_enabled():
-            self._warn()  # on a GPU of the batch before, which keeps the host from waiting
-            return
-        if not texts.bare and self.margin is None:
-            return
-        numbers = self.left_out(batch, texts, ranks, similarity, longest)
-        most = len(batch.documents) - 1
-        self._counted = torch.stack([(numbers >= most).float(), numbers / max(most, 1)])
-        self._is_logged = texts.are_plain or self.margin is not None
-        if not numbers.is_cuda:
-            self._warn()
+        is_due = self._counted is None and torch.is_grad_enabled()
+        if is_due and (texts.bare or self.margin is not None):
+            numbers = self._left_out(batch, texts, ranks, similarity, longest)
+            most = len(batch.documents) - 1
+            self._counted = torch.stack([(numbers >= most).float(), numbers / max(most, 1)])
+            if numbers.is_cuda:
+                return  # to warn at the next batch keeps the host from waiting
+        self._warn()
 
     def _warn(self) -> None:
         """Warns if all or most documents of the first batch are no negatives."""
@@ -163,17 +155,17 @@ class FalseNegatives(BatchRule):
     def get_log(self) -> dict[str, float]:
         self._warn()
         counted, self._counted = self._counted, None
-        if counted is None or not self._is_logged:
+        if counted is None:
             return {}
         return {"excluded_negatives": float(counted[1].mean())}
 
-    def left_out(
+    def _left_out(
         self,
         batch: Batch,
         texts: Texts,
         ranks: Gathered,
         similarity: Similarity,
-        longest: int | None = None,
+        longest: int | None,
     ) -> Tensor:
         """How many documents queries leave out of their negatives, copies of the positive too,
         (n,): for all queries of a small batch, and the first ones of a large batch."""
@@ -185,16 +177,6 @@ class FalseNegatives(BatchRule):
             batch = replace(batch, queries=queries, exclude=exclude)
             mask = Comparison(batch, similarity, longest=longest).left_out
         return queries.new_zeros(len(queries)) if mask is None else mask.sum(dim=1)
-
-    def share_without_negatives(self, texts: Texts) -> float:
-        """The share of queries of a batch to which ``same_text`` leaves no negative."""
-        if not texts.bare:
-            return 0.0
-        ranks = Gathered([torch.zeros(len(x), 1, device=x.device) for x in texts.keys])
-        documents = ranks.join_columns(ranks.columns[1:])
-        batch = Batch(ranks.columns[0], documents, exclude=self._ids(texts, ranks))
-        numbers = self.left_out(batch, texts, ranks, DOT)
-        return (numbers >= len(documents) - 1).float().mean().item()
 
     def get_config_dict(self) -> dict[str, object]:
         return {
@@ -209,23 +191,3 @@ def _numbers(keys: Tensor) -> Tensor:
     """How many texts have each of the joined keys (M,)."""
     ordered = keys.sort().values
     return torch.searchsorted(ordered, keys, right=True) - torch.searchsorted(ordered, keys)
-
-
-def sizes_of_rows(
-    name: str, columns: Sequence[Features], sizes: Sequence[int], takes_lists: bool
-) -> list[int]:
-    """The sizes of the columns with a text for each row. Lists, which hold any number, are in
-    columns that :func:`~st_magnitude.attach` marks and lays end to end."""
-    found = []
-    for place, (features, size) in enumerate(zip(columns, sizes, strict=True)):
-        number = features.get("num_texts")
-        if number is None:
-            found.append(size)
-        elif place < 2 or number != size or not takes_lists:
-            raise InputError(
-                f"{name} takes lists of texts as negatives, in columns after the positives; not of"
-                " a stream, not with labels='teacher', 'doc_to_doc' or keep_explicit_negatives,"
-                " which ask whose negatives they are. Give each text a column of its own:"
-                " negative_1, negative_2, and so on."
-            )
-    return found

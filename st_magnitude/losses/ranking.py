@@ -13,28 +13,17 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import RandContext
 from torch import Tensor
 
-from st_magnitude._checks import InputError, at_least, one_of
+from st_magnitude._checks import InputError, at_least, one_of, positive
 from st_magnitude._distributed import num_ranks
 from st_magnitude._upstream import CachedLoss, batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce_of, softmaxes_of
-from st_magnitude.kernel.terms import Term, check_terms, longest_prefix, with_temperature
+from st_magnitude.kernel.terms import Term, longest_prefix
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.groups import sorted_by_length
-from st_magnitude.losses.keys import (
-    BatchRule,
-    Features,
-    Texts,
-    read_texts,
-    warn_without_prompts,
-)
+from st_magnitude.losses.keys import BatchRule, Features, Texts, read_texts, warn_without_prompts
 from st_magnitude.losses.labels import LabelRule, Labels
-from st_magnitude.losses.negatives import (
-    FalseNegatives,
-    MarginStrategy,
-    SameText,
-    sizes_of_rows,
-)
+from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.losses.ranks import Gathered, check_on_all_ranks
 from st_magnitude.losses.regularizers import Penalties, Regularizer
@@ -138,9 +127,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             lookup; if the data have labels that differ and that ``labels`` does not announce; if an
             argument is out of range.
 
-    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), or after
-    :func:`~st_magnitude.attach` a list of negatives in each row, of any length. Scores and labels 0
-    and 1 of pairs are for :class:`~st_magnitude.SimilarityMSELoss`.
+    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n). Scores and labels
+    0 and 1 of pairs are for :class:`~st_magnitude.SimilarityMSELoss`.
 
     Example:
         ::
@@ -185,7 +173,15 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
                 f"MagnitudeRankingLoss(model, {similarity!r})."
             )
         super().__init__(model, fixed or similarity or DOT, scale, SCALE, group_by_length)
-        self.terms = with_temperature(terms, temperature)
+        self.terms = tuple(terms)
+        if temperature is not None:
+            positive("temperature", temperature)
+            if len(self.terms) != 1:
+                raise InputError(
+                    f"temperature={temperature} is for a loss of one term, and this one has"
+                    f" {len(self.terms)}. Give each term its own."
+                )
+            self.terms = (replace(self.terms[0], temperature=temperature),)
         self.longest = longest_prefix(self.terms)
         self.scaled_terms = self.terms
         if self.scale != "auto" and self.scale != SCALE:
@@ -242,7 +238,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
 
     def read(self, columns: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
         """Checks and reads the features of a batch, before modules change them in place."""
-        sizes: list[list[int]] = []
+        sizes: list[int] = []
         if self.gather_across_devices and num_ranks() > 1:
             check = partial(self._check_inputs, columns, labels)
             sizes = check_on_all_ranks(check, next(self.model.parameters()).device)
@@ -262,8 +258,12 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
         self, embeddings: list[Tensor], labels: Tensor | Texts | None = None
     ) -> Tensor | dict[str, Tensor]:
         """The loss of raw embeddings, (B, D) each. Without texts ``same_text`` excludes nothing."""
-        texts = labels if isinstance(labels, Texts) else self._without_texts(embeddings, labels)
-        is_first = self.start()
+        if isinstance(labels, Texts):
+            texts = labels
+        else:
+            self._check_sizes(list(map(len, embeddings)), labels)
+            texts = Texts(labels=labels)
+        self.start()
         similarity = Similarity(*texts.learned) if texts.learned else self.similarity
         gathers = self.gather_across_devices
         columns = self.by_mean_norms(embeddings, similarity, self.longest, gathers)
@@ -273,9 +273,6 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             fields |= rule.fields(texts, ranks)
         documents = ranks.join_columns(columns[1:])  # (M, D)
         batch = Batch(columns[0], documents, ranks.offset, ranks.all_queries, **fields)
-        if is_first:
-            batch.check_embeddings()
-            check_terms(self.terms, columns[0].shape[1])
         self.false_negatives.count(batch, texts, ranks, similarity, self.longest)
         losses = {"infonce": ranks.share * self.loss_of(batch, similarity)}
         if self.has_penalties:
@@ -339,7 +336,7 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
     # --- checks -----------------------------------------------------------------------------------
 
     def prepare_model(self) -> None:
-        self._kinds: set[tuple[object, ...]] = set()  # of batches that were checked
+        self._kinds: set[tuple[frozenset[str], ...]] = set()  # of batches that were checked
         self._vocabularies: dict[str | None, int] = {}  # of the columns of a task
         for rule in self.rules:
             rule.start()
@@ -364,21 +361,22 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             found |= rule.get_log()
         return found
 
-    def _check_inputs(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> list[int]:
-        """Refuses a batch that cannot be trained on; returns the sizes of its columns."""
-        # Data sets differ in columns and in their prompts, and another loss may go around this one
-        around = type(self.model.forward), type(self.calculate_loss), self.has_adaptive_layers()
-        kind = (labels is None, *around, *map(frozenset, columns))
+    def _check_inputs(
+        self, columns: list[dict[str, Tensor]], labels: Tensor | None
+    ) -> tuple[int, int]:
+        """Refuses a batch that cannot be trained on. Returns the number of columns and their
+        size."""
+        kind = tuple(map(frozenset, columns))  # data sets differ in columns and in their prompts
         if kind not in self._kinds:
             self._check_kind(columns)
             self._kinds.add(kind)
         sizes = list(map(batch_size_of, columns))
-        asks_whose = self.labels.kind == "teacher" or self.false_negatives.asks_whose
-        of_rows = sizes_of_rows(self.name, columns, sizes, takes_lists=not asks_whose)
-        self.refuse_unequal(of_rows)
-        if labels is not None or self.labels.kind is not None:
-            self.labels.check(labels, of_rows)
-        return sizes
+        self._check_sizes(sizes, labels)
+        return len(sizes), sizes[0]
+
+    def _check_sizes(self, sizes: Sequence[int], labels: Tensor | None) -> None:
+        self.refuse_unequal(sizes)
+        self.labels.check(labels, sizes)
 
     def _check_kind(self, columns: list[dict[str, Tensor]]) -> None:
         """Refuses what depends on the names of the features of a batch alone."""
@@ -387,23 +385,17 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
                 f"{self.name} needs at least two text columns, anchor and positive; the dataset has"
                 f" {len(columns)}."
             )
-        advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if (self.uses_gradient_cache or self.has_penalties) and self.has_adaptive_layers():
             raise InputError(
                 f"sentence-transformers' AdaptiveLayerLoss takes no {self.name} with"
                 " mini_batch_size or regularizers."
             )
-        if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
-            self.refuse_matryoshka(advice)
-        elif self.has_penalties:
-            self.refuse_matryoshka(advice, "takes no {} with regularizers")
+        keeps_norms = self.similarity.keeps_magnitude or exponent_norm(self.model) is not None
+        if keeps_norms or self.has_penalties:
+            self.refuse_matryoshka(
+                "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
+            )
         warn_without_prompts(columns, self.model, self.name)
-
-    def _without_texts(self, embeddings: list[Tensor], labels: Tensor | None) -> Texts:
-        sizes = list(map(len, embeddings))
-        self.refuse_unequal(sizes)
-        self.labels.check(labels, sizes)
-        return Texts(labels=labels)
 
     def get_config_dict(self) -> dict[str, object]:
         found = {

@@ -17,8 +17,7 @@ class Gathered:
     """The rows of all W ranks, or those of this rank alone if a loss does not gather.
 
     Of the columns (B, D), the queries first, these are gathered if a softmax of the directions runs
-    over them. Without the sizes of the columns of each rank, these have one size, which the ranks
-    tell each other.
+    over them. Without the size of the columns of each rank, the ranks tell each other.
     """
 
     def __init__(
@@ -26,7 +25,7 @@ class Gathered:
         columns: Sequence[Tensor],
         gathers: bool = False,
         directions: Sequence[Direction] = ("query_to_doc",),
-        sizes: Sequence[Sequence[int]] = (),
+        sizes: Sequence[int] = (),
     ) -> None:
         self.columns = columns  # of this rank
         queries = columns[0]
@@ -36,11 +35,11 @@ class Gathered:
         self.share = 1.0  # of the loss of this rank in the mean over the ranks
         self.all_queries: Tensor | None = None  # of all ranks, if a softmax runs over them
         if self._gathers:
-            self._sizes = sizes or agree(queries.device, lambda: [len(queries)], 1)
-            numbers = [of_rank[0] for of_rank in self._sizes]
-            self.num_queries = sum(numbers)
-            self.offset = sum(numbers[: get_rank()])
-            self.share = len(numbers) * len(queries) / self.num_queries
+            told = sizes or [x for (x,) in agree(queries.device, lambda: [len(queries)], 1)]
+            self._sizes = list(told)
+            self.num_queries = sum(self._sizes)
+            self.offset = sum(self._sizes[: get_rank()])
+            self.share = len(self._sizes) * len(queries) / self.num_queries
             if tuple(directions) != ("query_to_doc",):
                 self.all_queries = self.join(queries)
 
@@ -54,23 +53,22 @@ class Gathered:
         """The column of our first query there."""
         return 0 if self.all_queries is None else self.offset
 
-    def join(self, x: Tensor, column: int = 0) -> Tensor:
+    def join(self, x: Tensor) -> Tensor:
         """The rows of a column of all ranks, with their gradients: (B, ...) -> (sum of B, ...)."""
         if not self._gathers:
             return x
         gather = all_gather_with_grad if x.requires_grad else all_gather
-        sizes = [of_rank[min(column, len(of_rank) - 1)] for of_rank in self._sizes]
-        most = max(sizes)
-        if min(sizes) == most:
+        most = max(self._sizes)
+        if min(self._sizes) == most:
             return gather(x)
         padded = torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])])
-        parts = zip(gather(padded).split(most), sizes, strict=True)
+        parts = zip(gather(padded).split(most), self._sizes, strict=True)
         return torch.cat([part[:size] for part, size in parts])
 
     def join_columns(self, columns: Sequence[Tensor]) -> Tensor:
         """The rows of the documents of all ranks, column by column, (M, ...)."""
         if self._gathers:
-            columns = [self.join(x, column) for column, x in enumerate(columns, start=1)]
+            columns = [self.join(x) for x in columns]
         return torch.cat(list(columns)) if len(columns) > 1 else columns[0]
 
     def join_queries(self, x: Tensor) -> Tensor:
@@ -78,21 +76,15 @@ class Gathered:
         return x if self.all_queries is None else self.join(x)
 
 
-def check_on_all_ranks(check: Callable[[], list[int]], device: torch.device) -> list[list[int]]:
-    """Checks that the batches of all ranks match. ``check`` returns the sizes of the columns of
-    this rank, and the result has those of each rank. Where one rank raises, all do."""
-    sizes: list[int] = []
-
-    def number() -> list[int]:
-        sizes.extend(check())
-        return [len(sizes)]
-
-    (num_columns,), *others = agree(device, number, 1)
-    for rank, (columns,) in enumerate(others, start=1):
+def check_on_all_ranks(check: Callable[[], tuple[int, int]], device: torch.device) -> list[int]:
+    """Checks that the batches of all ranks match. ``check`` returns the number of columns of this
+    rank and their size, and the result has the size of each rank. Where one rank raises, all do."""
+    (num_columns, _), *others = shapes = agree(device, check, 2)
+    for rank, (columns, _) in enumerate(others, start=1):
         if columns != num_columns:
             raise InputError(
                 "Negatives from all ranks need the same text columns on each of them, but the"
                 f" batch of rank 0 has {num_columns} columns and the batch of rank {rank} has"
                 f" {columns}."
             )
-    return agree(device, lambda: sizes, num_columns)
+    return [size for _, size in shapes]

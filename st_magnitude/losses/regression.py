@@ -24,7 +24,7 @@ class SimilarityMSELoss(EmbeddingLoss):
 
     With cosine it is sentence-transformers' ``CosineSimilarityLoss``, the best choice for STS
     (docs/losses.md). ``"qnorm"`` and ``"dnorm"`` are the paper's Sent1Norm and Sent2Norm, for
-    comparison: s(a, b) != s(b, a) (Cor. 6.1).
+    comparison: with them s(a, b) != s(b, a), which does not suit a symmetric task (Cor. 6.1).
 
     Args:
         model: The SentenceTransformer to train, which the loss prepares as
@@ -57,13 +57,6 @@ class SimilarityMSELoss(EmbeddingLoss):
         group_by_length: bool = True,
     ) -> None:
         super().__init__(model, similarity, scale, 1.0, group_by_length)
-        query, document = self.similarity.exponents
-        if query != document:
-            logger.warning(
-                f"{self.name} with {self.similarity}: one text of a pair keeps its norm and the"
-                " other does not, so s(a, b) != s(b, a). That does not suit a symmetric task"
-                " (arXiv 2602.09229, Cor. 6.1). Use cosine or dot."
-            )
         self.prepare_model()
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import count
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+import torch
 from datasets import Dataset, IterableDataset
-from pyarrow import ListArray
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.losses import has_static_embedding_input
 from torch import nn
@@ -22,7 +20,6 @@ from st_magnitude.training.monitor import NormMonitor
 
 # Options of ranking losses that change no tensor which processes exchange
 NOT_EXCHANGED = {"terms", "margin", "margin_strategy"}
-TEXTS = ("string", "large_string")  # types of columns
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
@@ -39,10 +36,9 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
 
     Raises:
         ValueError: If a loss needs DistributedDataParallel, and the Trainer uses FSDP or DeepSpeed;
-            if a row of a column is a list of texts, and not for a ranking loss, a text is missing,
-            or labels are missing or unequally long; if a static table gets a stream that
-            accelerate cuts; or if several processes train on several data sets whose losses gather
-            in different ways, which would wait for each other forever.
+            if a row of a column is a list of texts; if a static table gets a stream that accelerate
+            cuts; or if several processes train on several data sets whose losses gather in
+            different ways, which would wait for each other forever.
 
     Example:
         ::
@@ -68,19 +64,10 @@ def _check(trainer: Trainer) -> None:
             part.check_engine(engine)
     for name, place, dataset in _data_sets(trainer):
         loss_of_it = losses.get(name, losses.get(""))
-        parts = [] if loss_of_it is None else _embedding_losses(loss_of_it)
-        if not parts:
-            continue
-        are_ranking = all(isinstance(part, MagnitudeRankingLoss) for part in parts)
-        if are_ranking and isinstance(dataset, Dataset):
-            lay_lists_end_to_end(trainer)
-        else:
+        if loss_of_it is not None and _embedding_losses(loss_of_it):
             refuse_lists(dataset, place)
-        if isinstance(dataset, Dataset):
-            refuse_missing_texts(dataset, place)
-            refuse_uneven_labels(dataset, place)
-        elif isinstance(dataset, IterableDataset):
-            refuse_dispatched_tables(trainer, place)
+            if isinstance(dataset, IterableDataset):
+                refuse_dispatched_tables(trainer, place)
     if trainer.args.world_size > 1:
         refuse_unlike_gathering(losses)
 
@@ -104,66 +91,17 @@ def _data_sets(trainer: Trainer) -> Iterator[tuple[str, str, object]]:
             yield name, f"{split}[{name!r}]" if name else split, dataset
 
 
-def lay_lists_end_to_end(trainer: Trainer) -> None:
-    """Makes the collator read a column of lists as the texts of all rows and their number, which a
-    ranking loss takes as further negatives of the batch."""
-    collator: Any = trainer.data_collator
-    preprocess = getattr(collator, "preprocess_fn", None)
-    if preprocess is not None and not isinstance(preprocess, partial):
-        collator.preprocess_fn = partial(preprocess_lists, preprocess)
-
-
-def preprocess_lists(
-    preprocess: Callable[..., dict[str, Any]], inputs: Sequence[Any], **options: Any
-) -> dict[str, Any]:
-    if not any(isinstance(row, list) for row in inputs):
-        return preprocess(inputs, **options)
-    texts = [text for row in inputs for text in row or ()]
-    # without any text the batch lacks the column
-    return {**preprocess(texts, **options), "num_texts": len(texts)} if texts else {}
-
-
 def refuse_lists(dataset: object, place: str) -> None:
     """Refuses a data set in which a row is a list: a tokenizer reads two texts as one pair."""
     features = getattr(dataset, "features", None) or {}
     for name, feature in features.items():
-        if getattr(getattr(feature, "feature", None), "dtype", "") in TEXTS:
+        if getattr(getattr(feature, "feature", None), "dtype", "") in ("string", "large_string"):
             raise InputError(
                 f"A row of the column {name!r} of {place} is a list of texts, which would be read"
-                " as one text; only ranking losses take such a column, of a Dataset. Give each"
-                " text a column of its own: negative_1, negative_2, and so on."
+                " as one text. Give each text a column of its own: negative_1, negative_2, and so"
+                " on. Where a row has fewer, repeat one of its negatives: a ranking loss counts"
+                " duplicates once."
             )
-
-
-def refuse_missing_texts(dataset: Dataset, place: str) -> None:
-    columns = dataset.features.items()
-    for name in (x for x, kind in columns if getattr(kind, "dtype", "") in TEXTS):
-        texts = dataset.select_columns([name]).with_format("arrow")
-        for start, table in zip(count(0, 10_000), texts.iter(10_000), strict=False):
-            if table[name].null_count:
-                row = start + table[name].is_null().index(True).as_py()
-                raise InputError(
-                    f"The column {name!r} of {place} has no text in row {row}. Leave such rows out:"
-                    f" dataset.filter(lambda row: row[{name!r}] is not None)."
-                )
-
-
-def refuse_uneven_labels(dataset: Dataset, place: str) -> None:
-    """Refuses lists of labels that no tensor can hold: unequally long ones, and missing numbers."""
-    for name in {"label", "labels", "score", "scores"} & set(dataset.column_names):
-        lengths = set()
-        for table in dataset.select_columns([name]).with_format("arrow").iter(10_000):
-            numbers = table[name].combine_chunks()
-            depth = 0
-            while isinstance(numbers, ListArray):
-                lengths |= {(depth, x) for x in numbers.value_lengths().unique().to_pylist()}
-                numbers = numbers.flatten()
-                depth += 1
-            if numbers.null_count or len(lengths) > depth:
-                raise InputError(
-                    f"The column {name!r} of {place} has missing labels, or lists of unequal"
-                    " lengths. Give each row as many numbers as it has documents."
-                )
 
 
 def refuse_dispatched_tables(trainer: Trainer, place: str) -> None:
@@ -214,7 +152,11 @@ def refuse_without_negatives(trainer: SentenceTransformerTrainer) -> None:
         batch = trainer.data_collator(list(chosen))
         features, _ = trainer.collect_features(batch)
         texts = loss.texts_of(features)
-        shares.append(loss.false_negatives.share_without_negatives(texts))
+        if not texts.bare:
+            return
+        is_answer = torch.cat(list(texts.keys[1:])) == texts.keys[1][:, None]  # (B, M)
+        is_query = torch.cat(list(texts.bare[1:])) == texts.bare[0][:, None]
+        shares.append((is_answer | is_query).all(dim=1).float().mean().item())
     if (share := sum(shares) / len(shares)) > 0.5:
         raise InputError(
             f"{share:.0%} of the rows have no negative in a batch of {size}, and would learn"

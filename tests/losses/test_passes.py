@@ -9,7 +9,7 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import nn
 
 from st_magnitude._upstream import minibatch_of
-from st_magnitude.losses import groups, passes, probe
+from st_magnitude.losses import groups, probe
 
 OVERHEADS = [1, 10, 100, 1000, 100_000]
 
@@ -133,7 +133,7 @@ def test_the_cuts_are_the_cheapest(lengths, overhead, parts):
         for ends in itertools.combinations(range(1, whole), number)
     ]
     most = tokens(sorted({0, whole, *(x for x in parts if x < whole)}))
-    found = [0, *passes.cuts(np.array(lengths), overhead, most)]
+    found = [0, *groups.cuts(np.array(lengths), overhead, most)]
     costs = [tokens(ends) + overhead * len(ends) for ends in every if tokens(ends) <= most]
     assert tokens(found) <= most
     assert tokens(found) + overhead * len(found) == min(costs)

@@ -14,7 +14,6 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
-from st_magnitude.kernel.plain import Comparison
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = needs_fork
@@ -148,7 +147,7 @@ LABELS = {
     "embeddings": torch.randn(8, 3, 5, **RANDOM) / 5,
 }
 WAYS = [(None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",))]
-RULES += [{"labels": kind} for kind in LABELS] + ["lists"]
+RULES += [{"labels": kind} for kind in LABELS]
 OF_TEXTS = [(rule, *way) for rule, way in itertools.product(RULES, WAYS)]
 JOINT = {"same_text": "once", "partition_mode": "joint"}
 OF_TEXTS.append((JOINT, None, ("query_to_doc", "query_to_query", "doc_to_doc")))
@@ -159,10 +158,7 @@ def of_texts(folder, case, part):
     options, mini_batch_size, direction = case
     model, labels = load_transformer(folder).double(), None
     batch = features(model, SHARED[part])
-    if options == "lists":  # of 0, 1 or 2 negatives
-        texts = [row[2] for i, row in list(enumerate(SHARED))[part] for _ in range(i % 3)]
-        batch[2] = {**model.preprocess(texts), "num_texts": len(texts)}
-    options = {} if options == "lists" else dict(options)
+    options = dict(options)
     if "labels" in options:
         labels = LABELS[options["labels"]][part]
         if options["labels"] not in ("weights", "classes"):
@@ -218,73 +214,3 @@ def gathered(folder):
 def test_gathered_directions_equal_sentence_transformers(folder):
     for found in on_ranks(2, gathered, folder):
         torch.testing.assert_close(found[::2], found[1::2], rtol=1e-9, atol=1e-11)
-
-
-# --- a formula of one's own in place of infonce gets what the other losses get --------------------
-
-
-LABELS_OF_ONES_OWN = {
-    None: None,
-    "weights": torch.tensor([1.0, 0.5, 2.0, 0.0, 1.5, 1.0, 0.2, 3.0], dtype=torch.float64),
-    "classes": torch.tensor([0, 1, 2, -1, 1, 2, 0, -1]),
-}
-
-
-class Decoupled(stm.QNormRankingLoss):
-    """w_i (log sum of exp(logits) of the negatives - the mean logit of the positives)."""
-
-    def loss_of(self, batch, similarity):
-        compared = Comparison(batch, similarity)
-        logits = compared.logits(self.scaled_terms[0])
-        shares = compared.is_pair.double() if compared.targets is None else compared.targets
-        negatives = logits.masked_fill(shares > 0, -torch.inf).logsumexp(dim=1)
-        rows = negatives - (shares * logits).sum(dim=1)
-        return (rows if batch.weights is None else batch.weights * rows).mean()
-
-
-def by_rows(model, kind):
-    """The same from loops over rows of the joined batch, whose texts are compared as strings."""
-    queries, *documents = raw_embeddings(model, batch_of(model, SHARED))
-    logits = 3 * queries / queries.norm(dim=1, keepdim=True) @ torch.cat(documents).T
-    number, total = len(SHARED), 0.0
-    texts = [row[1] for row in SHARED] + [row[2] for row in SHARED]
-    labels = LABELS_OF_ONES_OWN[kind]
-    for i, (query, positive, _) in enumerate(SHARED):
-        same = {i}
-        if kind == "classes" and labels[i] >= 0:
-            same = {j for j in range(number) if labels[j] == labels[i]}
-        others = {j for j, text in enumerate(texts) if text not in (query, positive)} - same
-        others -= {j for j in range(number) if SHARED[j][0] == query}
-        row = logits[i, sorted(others)].logsumexp(dim=0) - logits[i, sorted(same)].mean()
-        total = total + (labels[i] if kind == "weights" else 1.0) * row / number
-    return total
-
-
-WITH_LABELS = list(itertools.product(LABELS_OF_ONES_OWN, [None, 3]))
-
-
-def half_of_the_rows(folder, kind, mini_batch_size):
-    """The value of half of the rows, and the gradient accumulated over two steps."""
-    part = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
-    model = load_transformer(folder).double()
-    options = {"mini_batch_size": mini_batch_size, "gather_across_devices": True}
-    loss = Decoupled(model, scale=3.0, same_text="exclude", labels=kind, **options)
-    loss.model = DistributedDataParallel(model)
-    labels = None if kind is None else LABELS_OF_ONES_OWN[kind][part]
-    with loss.model.no_sync():
-        loss(batch_of(model, SHARED[part]), labels).backward()
-    value = loss(batch_of(model, SHARED[part]), labels)
-    value.backward()
-    return value.item(), gradients(model)
-
-
-def test_a_formula_of_ones_own_has_the_batch_of_all_ranks(folder):
-    """Plain and cached."""
-    ranks = on_ranks(2, lambda: [half_of_the_rows(folder, *case) for case in WITH_LABELS])
-    for (kind, _), *found in zip(WITH_LABELS, *ranks, strict=True):
-        model = load_transformer(folder).double()
-        value = by_rows(model, kind)
-        value.backward()
-        assert sum(x for x, _ in found) / 2 == pytest.approx(value.item(), rel=1e-9)
-        for _, twice in found:
-            assert_same_gradients(twice, gradients(model), 2, rtol=1e-7, atol=1e-10)

@@ -2,13 +2,11 @@
 
 import copy
 import random
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from _losses import batch_of, gradients
-from _ranks import needs_fork, on_ranks
 from _tiny import ROWS, load_transformer, save_transformer, tokenizer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
@@ -17,7 +15,6 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModel
 
 import st_magnitude as stm
@@ -159,14 +156,9 @@ def test_it_is_measured_where_a_text_has_padding(folder):
 WEIGHTS = [0.3 * i for i in range(1, 1 + len(TEXTS))]
 BY_TEXT = {
     "list": WEIGHTS,
-    "tuple": tuple(WEIGHTS),
     "array": np.array(WEIGHTS),
-    "strings": [str(x) for x in WEIGHTS],
-    "dict of lists": {"weights": WEIGHTS},
     "dict of tensors": {"weights": torch.tensor(WEIGHTS)},
-    "list of tensors": list(torch.tensor(WEIGHTS)),
     "tensor": torch.tensor(WEIGHTS),
-    "tensor of columns": torch.tensor(WEIGHTS)[:, None],
     "one number": 0.5,
 }
 
@@ -242,54 +234,3 @@ def test_without_groups_a_step_has_upstreams_passes(folder, mini_batch_size):
     assert shapes[2] == [x["input_ids"].tolist() for x in columns[:2]]
     with pytest.raises(ValueError, match="group_by_length must be one of False and True"):
         stm.CosineRankingLoss(model, group_by_length="no")
-
-
-def with_a_static_graph(folder, group_by_length):
-    """Three steps with reentrant checkpointing, whose texts have ever more lengths."""
-    model = load_transformer(folder).train()
-    model.gradient_checkpointing_enable({"use_reentrant": True})
-    model[0].auto_model.enable_input_require_grads()
-    loss = stm.CosineRankingLoss(model, group_by_length=group_by_length)
-    loss.model = DistributedDataParallel(model, static_graph=True)
-    for step in range(3):
-        loss(batch_of(model, ROWS[: 2 + 6 * step])).backward()
-    return sum(x.double().norm() for x in gradients(model).values())
-
-
-@pytest.mark.slow
-@needs_fork
-def test_a_static_graph_trains_with_the_switch(folder, monkeypatch):
-    monkeypatch.setattr(probe.Traits, "overhead", lambda *_: 0)
-    first, second = on_ranks(2, with_a_static_graph, folder, False)
-    assert first == second > 0
-    with pytest.raises(Exception, match="training graph has changed"):
-        on_ranks(2, with_a_static_graph, folder, True)
-
-
-@pytest.mark.slow
-def test_a_static_compilation_compiles_with_the_switch_what_it_compiles_upstream(folder):
-    numbers = []
-    for build in (
-        MultipleNegativesRankingLoss,
-        partial(stm.CosineRankingLoss, group_by_length=False),
-        stm.CosineRankingLoss,
-    ):
-        torch._dynamo.reset()
-        compiled = []
-        model = load_transformer(folder)
-        loss = build(model)
-        backend = partial(recorded, compiled)
-        loss.model = torch.compile(model, backend=backend, dynamic=False)
-        for start in range(3):
-            texts = [text for row in ROWS[start : start + 3] for text in row]
-            options = {"padding": "max_length", "max_length": 16, "return_tensors": "pt"}
-            features = dict(model.tokenizer(texts, **options))
-            loss([dict(features), dict(features)], None)
-        numbers.append(len(compiled))
-    upstream, without, grouped = numbers
-    assert upstream == without < grouped
-
-
-def recorded(compiled, graph, _):
-    compiled.append(graph)
-    return graph.forward

@@ -1,7 +1,6 @@
 """SIGReg against LeJEPA's definition and plain autograd in float64, and its mean over all
 directions against quadrature."""
 
-import itertools
 import math
 
 import numpy as np
@@ -25,9 +24,8 @@ def data(n=9, dim=5, num_directions=7, seed=0, dtype=torch.float64):
     return x.requires_grad_(), directions / directions.norm(dim=0)
 
 
-def naive(x, directions, scale="sqrt_d", shares=None):
+def naive(x, directions, scale="sqrt_d"):
     """The definition on tensors, for autograd, with t = 0 among the knots."""
-    shares = torch.full_like(x[:, 0], 1 / len(x)) if shares is None else shares
     t = torch.linspace(0, 3, 17, dtype=torch.float64)
     phi = (-t.square() / 2).exp()
     w = 2 * t[1] * phi
@@ -35,8 +33,7 @@ def naive(x, directions, scale="sqrt_d", shares=None):
     if scale is not None:
         x = F.normalize(x, dim=1) * math.sqrt(x.shape[1])
     angles = (x @ directions)[..., None] * t  # (n, K, T)
-    real, imaginary = (torch.einsum("n,nkt", shares, y) for y in (angles.cos(), angles.sin()))
-    error = (real - phi) ** 2 + imaginary**2
+    error = (angles.cos().mean(0) - phi) ** 2 + angles.sin().mean(0) ** 2
     return (error @ w).mean() * len(x)
 
 
@@ -79,8 +76,7 @@ def quadrature(x, statistic):
     """The mean over all directions, with sin(θ)^(D - 2) as the density of the angle θ between a
     direction and a vector."""
     dim = x.shape[1]
-    norms = np.linalg.norm(x, axis=1, keepdims=True)
-    x = math.sqrt(dim) * x / np.where(norms == 0, 1, norms)
+    x = math.sqrt(dim) * x / np.linalg.norm(x, axis=1, keepdims=True)
     nodes, shares = np.polynomial.legendre.leggauss(400)
     angles = (nodes + 1) * np.pi / 2
     shares = shares * np.sin(angles) ** (dim - 2)
@@ -102,9 +98,9 @@ def quadrature(x, statistic):
 
 
 def odd_rows(dim, n=9):
-    """Rows of which two are equal, two opposite and two zeros."""
+    """Rows of which two are equal and two opposite."""
     x = data(n, dim)[0].detach()
-    x[1], x[2], x[3:5] = x[0], -x[0], 0
+    x[1], x[2] = x[0], -x[0]
     return x
 
 
@@ -114,7 +110,7 @@ def odd_rows(dim, n=9):
 def test_the_mean_over_all_directions_equals_quadrature(monkeypatch, statistic, dim, side):
     monkeypatch.setitem(isotropy.SIDE, "cpu", side)
     sigreg = SIGReg(statistic=statistic)
-    for x in (odd_rows(dim), *data(n=1, dim=dim)[:1], odd_rows(dim)[3:4]):
+    for x in (odd_rows(dim), data(n=1, dim=dim)[0]):
         value = sigreg(x)
         assert value.dtype == torch.float64
         assert value.item() == pytest.approx(quadrature(x.detach().numpy(), statistic), rel=1e-7)
@@ -126,22 +122,12 @@ def test_one_dimension_has_one_direction(statistic):
     torch.testing.assert_close(sigreg(x), sigreg(x, torch.ones(1, 1)), rtol=1e-7, atol=0)
 
 
-def test_drawn_directions_agree():
-    """200,000 of them."""
-    torch.manual_seed(0)
-    x = data(n=6, dim=8)[0]
-    drawn = torch.stack([SIGReg(1000)(x).detach() for _ in range(200)])
-    error = drawn.std() / math.sqrt(len(drawn))
-    assert error < 0.003 * drawn.mean()
-    assert abs(SIGReg()(x) - drawn.mean()) < 4 * error
-
-
 @pytest.mark.parametrize("options", [{}, {"statistic": "plain_mean"}, {"dims": [2, 5]}])
 def test_gradcheck(monkeypatch, options):
     """In tiles on and off the diagonal, of which the last is smaller."""
     monkeypatch.setitem(isotropy.SIDE, "cpu", 4)
     x = odd_rows(5)
-    assert gradcheck(SIGReg(**options), torch.cat([x[:3], x[5:], x[5:] + 1]).requires_grad_())
+    assert gradcheck(SIGReg(**options), torch.cat([x, x[5:] + 1]).requires_grad_())
 
 
 def test_all_directions_have_no_second_derivative():
@@ -160,20 +146,6 @@ def test_memory(sigreg, bound):
     x = torch.randn(2048, 16, requires_grad=True)
     peak = peak_bytes(lambda: sigreg(x).backward())
     assert peak < bound, peak
-
-
-def test_a_batch_that_counts_copies_has_the_gradient_of_the_distribution():
-    """In expectation, for N rows drawn from a few texts with frequencies, of which many are copies:
-    N - 1 times the gradient of the distance, here over directions of a plane."""
-    x, frequencies, number = data(3, 2)[0], torch.tensor([0.6, 0.3, 0.1]).double(), 3
-    found = torch.zeros_like(x)
-    for batch in itertools.product(range(3), repeat=number):
-        (gradient,) = torch.autograd.grad(SIGReg()(x[list(batch)]), x)
-        found += frequencies[list(batch)].prod() * gradient
-    turns = torch.linspace(0, 2 * math.pi, 65, dtype=torch.float64)[:-1]
-    distance = naive(x, torch.stack([turns.cos(), turns.sin()]), shares=frequencies) / len(x)
-    expected = (number - 1) * torch.autograd.grad(distance, x)[0]
-    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 
 # --- drawn directions -----------------------------------------------------------------------------
