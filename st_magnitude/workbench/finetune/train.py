@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -109,6 +110,8 @@ def train(
                 pass  # it refuses models and lengths that do not fit
             refuse_frozen(entrant.model)
             score_by_cosine(entrant.model, say)
+            if entrant.source is None:
+                entrant.kept = copy.deepcopy(entrant.model)
             stack.enter_context(remembered_tokens(entrant.model))
         refuse_missing(*also)
         exam = _exam(load_splits(data), entrants, also, config)

@@ -133,6 +133,7 @@ class System:
     confirm: Ranking | None = None  # of a model, for the queries that confirm
     base: str = ""  # name of the model that was trained; empty for one as it comes
     cost: Cost | None = None
+    folds: int = 0  # in which the model was trained
 
     @property
     def tokens(self) -> str:
@@ -184,6 +185,7 @@ class Way:
 
     model: str  # `HERE`, or the folder or hub id of one elsewhere; empty for BM25 alone
     how: Fusion | str  # with BM25: the fusion, or the tokens of BM25 alone
+    revision: str = ""  # of a model of the hub, if it is known
 
 
 @dataclass(frozen=True)
@@ -225,11 +227,10 @@ class Decision:
             return f"{said}. It is simpler than {self.rival}, the best: {self.over_rival}."
         return f"{said}. Nothing else is better." if self.lead is None else f"{said}."
 
-    def placed(self, systems: Iterable[System], places: Mapping[str, str]) -> Decision:
-        """The decision with the ways to search that need BM25 alone, or a model with a place: the
-        folder, or the name of a model elsewhere."""
+    def placed(self, systems: Iterable[System], places: Mapping[str, Way]) -> Decision:
+        """The decision with the ways to search that need BM25 alone, or a model with a place."""
         found = {
-            system.name: Way(places.get(system.model, ""), system.how)
+            system.name: replace(places.get(system.model, Way("", "")), how=system.how)
             for system in systems
             if not system.model or system.model in places
         }
@@ -259,13 +260,11 @@ class Decision:
             return None
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
-            if known.get("is_trained") is False and known["name"] != "BM25":  # of older folders
-                known["model"] = known["name"]
             known["how"] = _how(known["how"])
             for name in ("lead", "over_rival"):
                 known[name] = _read(Difference, known[name]) if known.get(name) else None
-            systems = known.get("systems", {}).items()
-            known["systems"] = {name: Way(of["model"], _how(of["how"])) for name, of in systems}
+            for name, way in known["systems"].items():
+                known["systems"][name] = _read(Way, way | {"how": _how(way["how"])})
             return _read(cls, known)
         except (AttributeError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: remove it, or train again.") from error

@@ -20,7 +20,6 @@ from st_magnitude.workbench.judging.folds import (
     DEFAULT_FOLDS,
     folds_of,
     number_of_different,
-    where,
 )
 from st_magnitude.workbench.memory import unread, unread_split
 
@@ -95,8 +94,8 @@ class Exam:
             if in_folds and (choose is not None or judged is not None):
                 which = f"of {train} and {judge}" if choose is None else f"outside of {choose}"
                 notes.append(
-                    f"The {len(rest.query_ids):,} queries {which} judge the result, held out in"
-                    f" {len(in_folds)} folds."
+                    f"The {len(rest.query_ids):,} queries {which} judge the result, by"
+                    " cross-validation."
                 )
             if in_folds:
                 training, judged = whole, rest
@@ -133,14 +132,6 @@ class Exam:
         """Ids of the queries that judge or confirm, and equal a training query up to a word."""
         papers = [*self.papers(), (self.train, self.confirm)]
         return set().union(*(near_copies(train, asked) for train, asked in papers if asked))
-
-    @property
-    def where(self) -> str:
-        """The queries that judge, as "998 dev queries"."""
-        data = cast(RetrievalData, self.judged)
-        if not self.folds:
-            return where(data)
-        return f"{len(data.query_ids):,} queries, held out in {len(self.folds)} folds"
 
 
 def _in_folds(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from st_magnitude._checks import counted
 from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.judge import Difference, judge, nothing_found
 from st_magnitude.result import UNSAVED, Result, Table, shortened
 from st_magnitude.workbench.judging.choice import (
     POWER,
-    WITH_BM25,
     WORTH,
     Decision,
-    Fusion,
     System,
+    Way,
     decide,
     systems_of,
 )
@@ -24,11 +25,10 @@ from st_magnitude.workbench.judging.controls import CLASSIFIER, Controls
 from st_magnitude.workbench.judging.copies import NO_COPIES, Copies
 from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.exam import Exam
-from st_magnitude.workbench.judging.folds import number_of_different
+from st_magnitude.workbench.judging.folds import number_of_different, where
 
-__all__ = ["AFTER", "BEFORE", "Row", "Scored", "Scoring", "Verdict"]
-__all__ += ["nothing_to_deploy", "row_of", "scored_of", "scoring_name", "table_of", "trained_of"]
-__all__ += ["verdict_of"]
+__all__ = ["AFTER", "BEFORE", "Row", "Scored", "Verdict"]
+__all__ += ["nothing_to_deploy", "row_of", "scoring_name", "table_of", "trained_of", "verdict_of"]
 
 BEFORE = "the pretrained model"
 AFTER = "the trained model"
@@ -56,17 +56,6 @@ class Scored:
     @property
     def name(self) -> str:
         return scoring_name(self.exponent)
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """The document exponents that a trained model could be saved with."""
-
-    as_trained: Scored  # under the similarity of the loss
-    # at `ExponentCurve.best`: as trained, unless the queries have chosen another exponent, which is
-    # clearly better
-    best: Scored
-    curve: dict[str, float]  # nDCG@10 by document exponent
 
 
 @dataclass(frozen=True)
@@ -108,10 +97,8 @@ class Verdict(Result):
     where: str  # the queries that judge
     decision: Decision | None = None  # what to deploy; None where nothing is recommended
     nothing: str = ""  # why nothing is recommended
-    training: Difference | None = None  # inside what to deploy: trained minus pretrained
     over_bm25: Difference | None = None  # of the saved model
     no_control: str = ""  # why BM25 is none, in a sentence
-    scoring: Scoring | None = None  # if these queries could choose one
     name: str = AFTER
     base: str = BEFORE
     copies: Copies = NO_COPIES  # of training queries
@@ -131,20 +118,15 @@ class Verdict(Result):
 
     @property
     def is_worse(self) -> bool:
-        """Whether the saved model is clearly worse, at the best exponent too."""
-        best = self.saved if self.scoring is None else self.scoring.best
-        return self.saved.gain.is_worse and best.gain.is_worse
+        """Whether the saved model is clearly worse."""
+        return self.saved.gain.is_worse
 
     @property
     def deploy(self) -> str:
-        """The decision, and the gain of training inside it, or `nothing`; then the classifier, in a
-        line of its own."""
+        """The decision, or `nothing`; then the classifier, in a line of its own."""
         if self.decision is None:
             return self.nothing
-        said = str(self.decision)
-        if self.training not in (None, self.decision.lead):
-            said += f" With BM25, the training changes nDCG@10 by {self.training}."
-        return f"{said}\n{self._about_classifier}".strip()
+        return f"{self.decision}\n{self._about_classifier}".strip()
 
     @property
     def headline(self) -> str:
@@ -158,9 +140,7 @@ class Verdict(Result):
         if self.nothing:
             return ""
         found: list[str] = []
-        if self.saved.gain.is_worse and not self.is_worse:
-            found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")
-        elif not self.is_better:
+        if not self.is_better:
             remedy = "Train on more pairs or with another learning rate, or keep the old model."
             found += [remedy, self._power()]
         if max(self.pretrained, self.saved.ndcg) < LOW:
@@ -200,7 +180,7 @@ class Verdict(Result):
             " no training queries."
         )
 
-    def placed(self, places: Mapping[str, str]) -> Verdict:
+    def placed(self, places: Mapping[str, Way]) -> Verdict:
         """The verdict with `Decision.placed`, by the names of models."""
         if self.decision is None:
             return self
@@ -218,12 +198,6 @@ class Verdict(Result):
             yield from _changes(found[self.base], found[self.name])
 
 
-def scored_of(model: System, before: System, seed: int = 0) -> Scored:
-    """A trained model next to the pretrained one."""
-    gain = model.ranking.minus(before.ranking, seed=seed)
-    return Scored(model.exponent, model.ranking.mean, gain)
-
-
 def trained_of(models: Sequence[System], deployed: System) -> System:
     """The trained model that a verdict is about: of what is deployed, of the pretrained model that
     is deployed, or the best one."""
@@ -237,7 +211,6 @@ def verdict_of(
     models: Sequence[System],
     *,
     shown: Sequence[System] = (),
-    scorings: Mapping[str, Scoring] | None = None,
     seed: int = 0,
     worth: float = WORTH,
     decides: bool = True,
@@ -247,7 +220,6 @@ def verdict_of(
     Args:
         models: All models, the simplest first; the base of a trained one is among them.
         shown: Further rows of the table, which are not weighed.
-        scorings: The exponents of trained models, by name, that the queries could choose.
         worth: Points that a less simple system has to gain (`decide`).
         decides: Whether to decide what to deploy.
     """
@@ -255,7 +227,7 @@ def verdict_of(
     systems = systems_of(models, controls.lexical, seed)
     found = {system.name: system for system in systems}
     nothing = _nothing(systems, seed)
-    decision = training = None
+    decision = None
     best = max(models, key=lambda one: one.ranking.mean)
     deployed = after = trained_of(models, best)
     if decides and not nothing:
@@ -263,13 +235,11 @@ def verdict_of(
         deployed = found[decision.name]
         after = trained_of(models, deployed if deployed.model else best)
     before = found[after.base]
-    if isinstance(deployed.how, Fusion) and deployed.model in (after.name, before.name):
-        pair = [found[f"{model.name}{WITH_BM25}"].ranking for model in (after, before)]
-        training = pair[0].minus(pair[1], seed=seed)
     over_bm25 = None
     if controls.lexical:
         over_bm25 = after.ranking.minus(found["BM25"].ranking, seed=seed)
-    saved = scored_of(after, before, seed)
+    gain = after.ranking.minus(before.ranking, seed=seed)
+    saved = Scored(after.exponent, after.ranking.mean, gain)
     label = f"{after.name}, {saved.name}{' (saved)' if shown else ''}"
     bases = {one.base for one in models}
     pairs = [one for one in models if one.base or one.name in bases]
@@ -279,19 +249,25 @@ def verdict_of(
     return Verdict(
         rows=tuple(row_of(system, deployed, seed) for system in rows),
         saved=saved,
-        where=exam.where,
+        where=_where(exam, after),
         decision=decision,
         nothing=nothing,
-        training=training,
         over_bm25=over_bm25,
         no_control=controls.no_control,
-        scoring=(scorings or {}).get(after.name),
         name=after.name,
         base=before.name,
         copies=Copies.of(after, before, exam.near_copies, seed),
         systems=tuple(systems),
         controls=controls,
     )
+
+
+def _where(exam: Exam, trained: System) -> str:
+    """The queries that judge, as "998 dev queries", and the folds in which a model was trained."""
+    data = cast(RetrievalData, exam.judged)
+    if not trained.folds:
+        return where(data)
+    return f"{len(data.query_ids):,} queries, held out in {trained.folds} folds"
 
 
 def row_of(system: System, deployed: System, seed: int = 0) -> Row:

@@ -4,9 +4,9 @@ import errno
 import json
 import math
 import re
+import shutil
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,9 +23,10 @@ from st_magnitude.judge import Difference
 from st_magnitude.result import to_plain
 from st_magnitude.surgery.vocabulary import remembered_tokens
 from st_magnitude.workbench.comparison import compare as compare_module
+from st_magnitude.workbench.comparison.compare import Comparison
 from st_magnitude.workbench.comparison.config import Candidate, CompareConfig, grid_of
+from st_magnitude.workbench.comparison.exam import exam_of
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
-from st_magnitude.workbench.comparison.trials import Trials, exam_of
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.finetune.trainer import make_trainer
 from st_magnitude.workbench.judging.choice import Decision, System
@@ -86,9 +87,9 @@ def test_every_loss_has_each_setting_before_the_next_and_cosine_is_first(config,
 @pytest.mark.parametrize("steps", [None, 2])
 def test_the_defaults_of_train_are_the_first_candidate(folder, model_path, tmp_path, steps):
     base = stm.load(model_path)
-    config = CompareConfig(max_steps=steps)
-    trials = Trials(base, exam(folder, config), config)
-    found = trials.grid[0].settings(config, trials.rungs[-1])
+    config = CompareConfig(max_steps=steps, budget="9h")
+    trials = comparison(base, folder, config, tmp_path)
+    found = trials.grid[0].settings(config, trials.steps)
     with remembered_tokens(base):
         trainers = [
             make_trainer(base, trials.exam.train, trials.rows, given, tmp_path, saves=False)
@@ -155,51 +156,53 @@ def test_data_that_cannot_rank_is_refused():
         exam({"train": part(0), "dev": dev, "test": part(2)}, CompareConfig())
 
 
+def comparison(model, folder, config, output):
+    return Comparison(model, None, exam(folder, config), config, output, str, time.perf_counter())
+
+
 @pytest.fixture
-def trials(folder, model_path):
-    return Trials(stm.load(model_path), exam(folder, SMALL), SMALL)
+def trials(folder, model_path, tmp_path):
+    return comparison(stm.load(model_path), folder, replace(SMALL, max_steps=None), tmp_path)
 
 
-def trained(trials, candidate, rungs, folder, goes_on=lambda steps: True):
-    """nDCG@10 on dev by steps, of a candidate that is saved."""
-    return dict(trials.train(candidate, rungs, lambda steps, ndcg: goes_on(steps), folder).curve)
-
-
-def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(trials, tmp_path):
+def test_a_candidate_is_measured_early_and_ends_where_another_of_its_loss_was_better(trials):
     candidate = Candidate("qnorm", 0.05, 0.03)
-    whole = trained(trials, candidate, [3, 9, 27], tmp_path / "whole")
-    ended = trained(trials, candidate, [3, 9, 27], tmp_path / "ended", lambda steps: steps < 9)
-    assert list(whole) == [3, 9, 27]
-    assert ended == {steps: whole[steps] for steps in (3, 9)}
-    assert not (tmp_path / "ended").exists()
-    alone = trained(trials, candidate, [27], tmp_path / "alone")
-    assert alone[27] == whole[27]  # measurements on the way change nothing
-    model = stm.load(str(tmp_path / "whole"))
-    assert stm.encode(model, trials.dev).search(10).mean == pytest.approx(whole[27], abs=1e-9)
+    whole = trials.train(candidate)
+    assert [steps for steps, _ in whole.curve] == [7, 21]
+    model = stm.load(trials.folder(candidate))
+    assert stm.encode(model, trials.dev).search(10).mean == pytest.approx(whole.score, abs=1e-9)
+    shutil.rmtree(trials.folder(candidate))
+    for loss, ends in (("qnorm", True), ("dot", False)):
+        better = replace(whole, candidate=Candidate(loss, 0.1, 0.03), curve=[(7, 2.0), (21, 2.0)])
+        trials.entries = [better] * 2  # which are the first two
+        again = trials.train(candidate)
+        assert again.curve == whole.curve[: 1 if ends else 2]
+        assert not trials.folder(candidate).exists()
 
 
-def test_a_candidate_that_diverges_is_measured_as_such(trials, tmp_path):
-    candidate = Candidate("qnorm", 1e-45, 1.0)
-    curve = trained(trials, candidate, [6], tmp_path / "model", lambda steps: False)
-    assert math.isnan(curve[6])
+def test_a_candidate_that_diverges_is_measured_as_such(trials):
+    entry = trials.train(Candidate("qnorm", 1e-45, 1.0))
+    assert [math.isnan(ndcg) for _, ndcg in entry.curve] == [True]
+    assert entry.shown_score == "diverged"
 
 
 def test_max_length_limits_training_alone(folder, tmp_path):
-    config, lengths = replace(SMALL, max_length=4), []
+    config, lengths = replace(SMALL, max_length=4, max_steps=6), []
     model = load_transformer(save_transformer(tmp_path / "tiny"))
     model.max_seq_length = 24
-    trials = Trials(model, exam(folder, config), config)
+    trials = comparison(model, folder, config, tmp_path)
     trials.base.register_forward_pre_hook(  # of the copies that are trained, too
         lambda model, inputs: lengths.append((model.training, inputs[0]["input_ids"].shape[1]))
     )
-    curve = trained(trials, Candidate("cosine", 0.05, 1e-3), [2, 6], tmp_path / "model")
+    candidate = Candidate("cosine", 0.05, 1e-3)
+    ndcg = trials.train(candidate).score
     assert max(length for is_training, length in lengths if is_training) == 4
     assert max(length for is_training, length in lengths if not is_training) > 4
-    model = stm.load(str(tmp_path / "model"))
+    model = stm.load(trials.folder(candidate))
     assert model.max_seq_length == 24
-    assert stm.encode(model, trials.dev).search(10).mean == pytest.approx(curve[6], abs=1e-9)
+    assert stm.encode(model, trials.dev).search(10).mean == pytest.approx(ndcg, abs=1e-9)
     model.max_seq_length = 4
-    assert stm.encode(model, trials.dev).search(10).mean != pytest.approx(curve[6], abs=1e-9)
+    assert stm.encode(model, trials.dev).search(10).mean != pytest.approx(ndcg, abs=1e-9)
 
 
 FILES = {"model", "compare.json", "compare.md"}
@@ -273,7 +276,7 @@ def test_a_comparison_in_memory_ends_whole_or_leaves_nothing(model_path, tmp_pat
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for place, fault, kind, said in (
         ("st_magnitude.training.run_folder.write_model", full, OSError, "Make room"),
-        (f"{Trials.__module__}.Trials.judge", stop, KeyboardInterrupt, None),
+        (f"{Comparison.__module__}.Comparison.judge", stop, KeyboardInterrupt, None),
         (f"{CompareResult.__module__}.CompareResult.save", full, OSError, "full"),
     ):
         with monkeypatch.context() as patch:
@@ -291,14 +294,14 @@ def test_a_comparison_in_memory_ends_whole_or_leaves_nothing(model_path, tmp_pat
 
 
 def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monkeypatch):
-    clock, train = [0.0], Trials.train
+    clock, train = [0.0], Comparison.train
     monkeypatch.setattr(compare_module.time, "perf_counter", lambda: clock[0])
 
     def slow(*arguments):
         clock[0] += 40
         return replace(train(*arguments), seconds=40.0)
 
-    monkeypatch.setattr(Trials, "train", slow)
+    monkeypatch.setattr(Comparison, "train", slow)
     config = replace(SMALL, budget="30s")
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert clock[0] == 40
@@ -314,23 +317,22 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
     assert not re.search("Deploy|Train with|Train again|what is deployed", said)
 
 
-@pytest.mark.parametrize(("pace", "steps"), [(0.0, None), (10.0, 30), (50.0, 10)])
-def test_a_budget_is_for_several_candidates(tmp_path, pace, steps):
+@pytest.mark.parametrize(("pace", "steps"), [(0.0, 40), (10.0, 30), (50.0, 10)])
+def test_a_budget_is_for_several_candidates(folder, model_path, tmp_path, monkeypatch, pace, steps):
     """Of two losses, whose steps take so many seconds."""
-    trials = SimpleNamespace(rungs=[13, 40], config=replace(SMALL, budget="600s"))
-    trials.exam = SimpleNamespace(folds=())
-    trials.grid = grid_of(SMALL, is_static=True)
-    trials.seconds_per_step = lambda _: pace
-    said, now = [], time.perf_counter()
-    run = compare_module._Run(trials, tmp_path, 0.5, [], 0.0, now, said.append)
-    assert run.plan(0.0) == pytest.approx(steps, abs=1)
-    assert any("600s are for a candidate of each" in line for line in said) == (steps is not None)
+    monkeypatch.setattr(compare_module, "seconds_per_step", lambda *_: pace)
+    config = replace(SMALL, max_steps=40, epochs=9, budget="600s")
+    trials = comparison(stm.load(model_path), folder, config, tmp_path)
+    said = []
+    trials.say = said.append
+    assert trials.steps == pytest.approx(steps, abs=1)
+    assert any("600s are for a candidate of each" in line for line in said) == (steps < 40)
 
 
 @pytest.mark.parametrize("folds", [0, 5])
 def test_a_budget_is_used_up_and_kept(folder, model_path, tmp_path, monkeypatch, folds):
     """Each training takes 10 s, and so does one in a fold."""
-    clock, train, judge = [0.0], Trials.train, Trials.judge
+    clock, train, judge = [0.0], Comparison.train, Comparison.judge
     monkeypatch.setattr(compare_module.time, "perf_counter", lambda: clock[0])
 
     def slow(*arguments):
@@ -341,8 +343,8 @@ def test_a_budget_is_used_up_and_kept(folder, model_path, tmp_path, monkeypatch,
         clock[0] += 10 * folds
         return judge(*arguments)
 
-    monkeypatch.setattr(Trials, "train", slow)
-    monkeypatch.setattr(Trials, "judge", judged)
+    monkeypatch.setattr(Comparison, "train", slow)
+    monkeypatch.setattr(Comparison, "judge", judged)
     # in folds, the test takes 50 s, or 100 s if the first candidate is not plain cosine
     config = replace(SMALL, budget=f"{70 + 20 * folds}s", temperatures=[0.05, 0.1, 0.2, 0.02])
     data = RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}) if folds else folder
@@ -356,7 +358,7 @@ def test_a_budget_is_used_up_and_kept(folder, model_path, tmp_path, monkeypatch,
 
 
 def test_a_budget_cuts_steps_and_says_so(folder, model_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trials, "seconds_per_step", lambda *_: 60.0)
+    monkeypatch.setattr(compare_module, "seconds_per_step", lambda *_: 60.0)
     config = replace(SMALL, max_steps=40, epochs=99, budget="600s", losses=("cosine",))
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert result.winner.steps == 10
@@ -384,23 +386,25 @@ def test_plain_cosine_at_its_best_setting_on_dev_is_the_control(
     folder, model_path, tmp_path, monkeypatch, finds
 ):
     """On test qnorm finds all, and the cosine that is best on dev does so, too, or little."""
-    train = Trials.train
+    train = Comparison.train
+    monkeypatch.setattr(Comparison, "_may_be_tested", lambda *_: True)
+    monkeypatch.setattr(Comparison, "ahead", lambda *_: [])
     dev = {("cosine", 0.05): 0.4, ("cosine", 0.1): 0.5, ("qnorm", 0.05): 0.6, ("qnorm", 0.1): 0.1}
 
-    def fixed(self, candidate, rungs, is_kept, folder):
-        entry = train(self, candidate, rungs, lambda *_: True, folder)
+    def fixed(self, candidate):
+        entry = train(self, candidate)
         value = dev[candidate.loss, candidate.temperature]
-        return replace(entry, curve=[(rungs[-1], value)])
+        return replace(entry, curve=[(self.steps, value)])
 
-    def judged(self, entry, folder):
+    def judged(self, entry):
         model = stm.load(model_path)
         if entry.candidate.loss == "cosine" and not finds:
             model[0].embedding.weight.data[:, 2:] = 0
-        ranking = stm.encode(model, self.test).search(100)
+        ranking = stm.encode(model, self.exam.judged).search(100)
         return System(entry.name, ranking, entry.exponent, base=BEFORE)
 
-    monkeypatch.setattr(Trials, "train", fixed)
-    monkeypatch.setattr(Trials, "judge", judged)
+    monkeypatch.setattr(Comparison, "train", fixed)
+    monkeypatch.setattr(Comparison, "judge", judged)
     result = stm.compare(model_path, folder, tmp_path / "out", SMALL, say=str)
     assert result.first.name == "qnorm tau=0.05 lr=0.03"
     assert result.cosine.name == "cosine tau=0.1 lr=0.03"

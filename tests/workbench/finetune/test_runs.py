@@ -11,7 +11,7 @@ import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.surgery import raw
-from st_magnitude.workbench.finetune.card import NUM_DOCUMENTS, card_figures
+from st_magnitude.workbench.finetune.save import NUM_DOCUMENTS, card_figures
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.judging.exam import Exam
 
@@ -80,6 +80,9 @@ def test_folds_training_and_measuring_tokenize_a_text_once(static_path, tmp_path
 
         def __getattr__(self, name):
             return getattr(self.tokenizer, name)
+
+        def __deepcopy__(self, memo):
+            return self
 
         def encode_batch(self, texts, **options):
             read.extend(texts)

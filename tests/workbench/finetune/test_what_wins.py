@@ -3,21 +3,26 @@
 import json
 import random
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from _lookup import bag
 from _tiny import ROWS, load_transformer, save_transformer
+from sentence_transformers import SentenceTransformerTrainer
 
 import st_magnitude as stm
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.saving import find
 from st_magnitude.training.run_folder import RUN_RECORD
+from st_magnitude.workbench.finetune import budget
 from st_magnitude.workbench.finetune import train as training
 from st_magnitude.workbench.finetune.budget import plan_of
 from st_magnitude.workbench.finetune.entrants import Entrant, about_script, entrants_of
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.judging import verdict as judging
 from st_magnitude.workbench.judging.choice import Decision
+from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.searcher import Searcher
 
 WORDS = sorted({word for row in ROWS for text in row for word in text.split()})
@@ -47,16 +52,17 @@ def encoder_path(tmp_path_factory):
 
 @pytest.fixture
 def two(monkeypatch, static_path, encoder_path):
-    """A table and an encoder are weighed."""
+    """A table and an encoder of a package are weighed."""
 
     def both(*_):
-        paths = {"table": str(static_path), "encoder": encoder_path}
+        table, encoder = stm.load(static_path), stm.load(encoder_path)
         return [
-            Entrant(stm.load(path), path, f"the {kind}", f"the trained {kind}")
-            for kind, path in paths.items()
+            Entrant(table, str(static_path), "the table", "the trained table"),
+            Entrant(encoder, encoder_path, "the encoder", "the trained encoder", find.ENCODER),
         ]
 
     monkeypatch.setattr(training, "entrants_of", both)
+    monkeypatch.setattr("st_magnitude.workbench.searcher.find_encoder", lambda: encoder_path)
 
 
 @pytest.fixture
@@ -85,7 +91,9 @@ def searched(output, data, system=None):
 
 @pytest.mark.parametrize("has_dev", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_folder_holds_what_is_deployed(two, rows, tmp_path, deploys, name, has_dev):
+def test_the_folder_holds_what_is_deployed(
+    two, rows, encoder_path, tmp_path, deploys, name, has_dev
+):
     """Judged in folds, and on a dev split, only what wins is trained on all pairs and kept."""
     if not has_dev:
         rows = [row | {"split": "train" if row["split"] == "dev" else row["split"]} for row in rows]
@@ -105,6 +113,7 @@ def test_the_folder_holds_what_is_deployed(two, rows, tmp_path, deploys, name, h
         assert searched(tmp_path / "out", splits["dev"]) == pytest.approx(decision.ndcg, abs=1e-9)
     stock = {"the table", "the encoder", "BM25", "the table with BM25", "the encoder with BM25"}
     assert stock <= decision.systems.keys()
+    assert encoder_path not in (tmp_path / "out" / "deploy.json").read_text()
     for other in ("the table", "the encoder"):  # from elsewhere
         row = next((row for row in trained.confirmed.rows if row.name == other), None)
         ndcg = searched(tmp_path / "out", splits["test"], other)
@@ -112,6 +121,33 @@ def test_the_folder_holds_what_is_deployed(two, rows, tmp_path, deploys, name, h
     costs = [row.cost for row in trained.verdict.rows if not row.name.startswith("BM25")]
     assert all(cost.query > 0 and cost.documents > 0 and cost.megabytes > 0 for cost in costs)
     assert max(map(len, str(trained.verdict).splitlines()[:12])) <= 80
+
+
+@pytest.mark.parametrize(
+    ("source", "known_as", "expected"),
+    [
+        ("wordllama", None, ("wordllama", "")),
+        ("org/model", None, ("org/model", "abc")),
+        (find.ENCODER, find.ENCODER, (find.ENCODER, "abc")),
+        (str(Path(__file__).parent), find.ENCODER, (find.ENCODER, "")),  # of a package
+        (str(Path(__file__).parent), None, (str(Path(__file__).parent), "")),  # that a user named
+    ],
+)
+def test_another_machine_finds_what_deploy_json_names(
+    rows, tmp_path, monkeypatch, source, known_as, expected
+):
+    model = bag(WORDS)
+    if source in ("org/model", find.ENCODER):
+        model.model_card_data.base_model_revision = "abc"  # as the hub gives it
+    place = Entrant(model, source, known_as=known_as).place
+    assert (place.model, place.revision) == expected
+    Decision("m", 0.5, "", "", None, systems={"m": place}).save(tmp_path)
+    home, loaded = "st_magnitude.workbench.searcher", []
+    monkeypatch.setattr(f"{home}.load", lambda *name, **how: loaded.append((name, how)) or model)
+    monkeypatch.setattr(f"{home}.find_encoder", lambda: "here")
+    Searcher.from_folder(tmp_path, stm.load_splits(rows)["train"], "m")
+    name = "here" if known_as else source
+    assert loaded == [((name,), {"revision": "abc"} if expected[1] else {})]
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -145,7 +181,7 @@ def test_a_run_goes_on_where_its_last_training_was_stopped(
     options = {"max_steps": 4, "batch_size": 8, "save_steps": 2}
     deploys("the trained encoder")
     with monkeypatch.context() as broken:
-        broken.setattr("st_magnitude.workbench.finetune.run.save_trained", "no function")
+        broken.setattr("st_magnitude.workbench.finetune.run.save_run", "no function")
         with pytest.raises(TypeError):
             train(None, splits, output, TrainConfig(**options))
     assert json.loads((output / RUN_RECORD).read_text())["trains"] == "the trained encoder"
@@ -161,7 +197,7 @@ BIG = 10.0**9
 
 
 @pytest.mark.parametrize(
-    ("budget", "epochs", "said"),
+    ("seconds", "epochs", "said"),
     [
         # 1,000 texts at 10 a second are 100 s, three times; 100 steps of 2 s are 200 s
         (500, 4.0, "The encoder takes about 8 min."),
@@ -173,30 +209,69 @@ BIG = 10.0**9
         (BIG, 4.0, "The encoder takes about 8 min."),
     ],
 )
-def test_a_budget_leaves_a_training_the_model_or_nothing(budget, epochs, said):
+def test_a_budget_leaves_a_training_the_model_or_nothing(seconds, epochs, said):
     steps = []
-    plan = plan_of(budget, 1000, 10.0, 2, 100, 4.0, lambda: steps.append(1) or 2.0)
+    plan = plan_of(seconds, 1000, 10.0, 2, 100, 50, 4.0, lambda: steps.append(1) or 2.0)
     assert plan.epochs == (None if epochs is None else pytest.approx(epochs))
     assert said in plan.note
-    assert len(steps) == (budget >= 100)
+    assert len(steps) == (seconds >= 100)
     assert plan.is_cut == (epochs not in (None, 0.0, 4.0))
 
 
-@pytest.mark.parametrize(("budget", "kept"), [("1s", "the table"), ("30m", "the trained encoder")])
-def test_a_corpus_that_cannot_be_encoded_in_time_is_left_to_the_table(
-    two, rows, tmp_path, monkeypatch, budget, kept
-):
-    from st_magnitude.workbench.judging.costs import Cost
+ENCODERS = ["the encoder", "the trained encoder"]
 
-    monkeypatch.setattr(Cost, "of", lambda *_: Cost(1.0, 10.0, 1.0))
+
+@pytest.mark.parametrize("has_dev", [False, True])
+@pytest.mark.parametrize(
+    ("slow", "left_out", "said"),
+    [
+        ("nothing", [], "The encoder takes about"),
+        ("by the estimate", ENCODERS, "The encoder is left out: it encodes"),
+        ("a pass", ENCODERS, "The encoder is left out: it takes longer than was estimated"),
+        ("a step", ENCODERS[1:], "The trained encoder is left out: it takes longer than"),
+    ],
+)
+def test_what_the_budget_does_not_hold_is_left_out(
+    two, rows, tmp_path, monkeypatch, slow, left_out, said, has_dev
+):
+    """As it is estimated, or if the machine is slower; the table stays."""
+    if not has_dev:
+        rows = [row | {"split": "train" if row["split"] == "dev" else row["split"]} for row in rows]
+    documents = 0.001 if slow == "by the estimate" else 100.0
+    now = [0.0]
+
+    def perf_counter():
+        now[0] += 3600.0 * (slow == "a pass")
+        return now[0]
+
+    def training_step(*arguments):
+        now[0] += 3600.0 * (slow == "a step")
+        return step(*arguments)
+
+    step = SentenceTransformerTrainer.training_step
+    monkeypatch.setattr(Cost, "of", lambda *_: Cost(1.0, documents, 1.0))
     monkeypatch.setattr("st_magnitude.workbench.finetune.run.seconds_per_step", lambda *_: 1.0)
-    said = []
-    config = TrainConfig(max_steps=2, batch_size=8, budget=budget)
-    verdict = train(None, rows, tmp_path / "out", config, say=said.append).verdict
+    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(SentenceTransformerTrainer, "training_step", training_step)
+    lines = []
+    config = TrainConfig(max_steps=2, batch_size=8, budget="30m")
+    verdict = train(None, rows, tmp_path / "out", config, say=lines.append).verdict
     names = [system.name for system in verdict.systems]
-    assert kept in names
-    assert ("the encoder" in names) == (budget == "30m")
-    assert ("The encoder is left out" in " ".join(said)) == (budget == "1s")
+    assert [name for name in MODELS if name not in names] == left_out
+    assert said in " ".join(lines)
+
+
+@pytest.mark.parametrize("folds", [None, 3])
+def test_the_verdict_names_the_folds_of_the_model_that_it_is_about(
+    two, rows, tmp_path, deploys, folds
+):
+    """The table has five by default, and the encoder two."""
+    splits = stm.load_splits([row | {"split": "train"} for row in rows])
+    for name, usual in (("the trained table", 5), ("the trained encoder with BM25", 2)):
+        deploys(name)
+        config = TrainConfig(max_steps=1, batch_size=8, folds=folds)
+        verdict = train(None, splits, tmp_path / name, config).verdict
+        assert verdict.where == f"54 queries, held out in {folds or usual} folds"
 
 
 def test_what_is_missing_is_said(monkeypatch, static_path):

@@ -89,7 +89,7 @@ def test_near_copies_are_counted_wherever_a_query_judges(kind):
     exam = Exam.of(splits, kind(), confirm="test")
     judges = ids("train", "dev") if exam.folds else ids("dev")
     assert exam.near_copies == (judges | ids("test")) - alone.keys()
-    said = "The 40 queries of train and dev judge the result, held out in 5 folds."
+    said = "The 40 queries of train and dev judge the result, by cross-validation."
     assert exam.notes == ((said,) if exam.folds else ())
 
 
@@ -102,7 +102,7 @@ def test_queries_are_held_out_for_what_a_comparison_lacks():
         "There is no test split",
     ]
     exam = Exam.of(splits_of("train"), table(), **COMPARE)
-    assert "16 queries outside of dev judge the result, held out in 5 folds." in exam.notes[1]
+    assert "16 queries outside of dev judge the result, by cross-validation." in exam.notes[1]
 
 
 def test_what_a_model_has_read_judges_nothing(tmp_path):
