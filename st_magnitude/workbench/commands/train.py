@@ -105,8 +105,8 @@ def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[s
         )
     else:
         typer.echo(f"\n{verdict}")
-        if advice := verdict.advice():
-            say(advice)
+        if verdict.advice:
+            say(verdict.advice)
     if settings.confirm is not None and trained.confirmed is not None:
         say(str(trained.confirmed))
         figures[settings.confirm] = trained.confirmed.to_dict()

@@ -49,7 +49,6 @@ from st_magnitude.workbench.finetune.trainer import (
     steps_of,
     train_copy,
     trained_copy,
-    warn_of_left_out,
     with_defaults,
 )
 from st_magnitude.workbench.judging.choice import HERE, System, Way, short_names
@@ -61,7 +60,6 @@ __all__ = ["CompareConfig", "CompareResult", "Comparison", "compare"]
 
 FEWEST_STEPS = 10
 TIMED_STEPS = 5
-MARGIN = 1.2  # of a budget, over the time that trainings took
 
 
 def compare(
@@ -142,9 +140,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> Dataset:
-        rows = make_rows(self.exam.train, self.config.negatives, self.config.seed)
-        warn_of_left_out(self.exam.train, rows)
-        return rows
+        return make_rows(self.exam.train, self.config.negatives, self.config.seed, warns=True)
 
     @cached_property
     def grid(self) -> list[Candidate]:
@@ -158,9 +154,8 @@ class Comparison:
         """The steps of a candidate by the settings, by default those of `train`, which a budget may
         cut."""
         given = TrainConfig(epochs=self.config.epochs, batch_size=self.config.batch_size)
-        usual = with_defaults(given, self.base, len(self.rows))
-        sampler_of(usual, self.rows)  # it warns
-        steps = max(1, steps_of(usual, len(self.rows)))
+        sampler_of(with_defaults(given, self.base, len(self.rows)), self.rows)  # it warns
+        steps = steps_of(given, self.base, len(self.rows))
         return min(self.config.max_steps or steps, steps)
 
     def measure_models(self, also: Collection[str]) -> None:
@@ -185,7 +180,8 @@ class Comparison:
         folder = self.folder(self.grid[0]).parent
         pace = seconds_per_step(self.base, self.exam.train, self.rows, settings, folder)
         left = seconds_of(self.config.budget) - (time.perf_counter() - self.began)
-        of_one = (left - 2 * self.on_test) / (self._fewest + self._later) - 2 * self.on_dev
+        trainings = self._fewest + 2 * len(self.exam.folds)  # at most two candidates are tested
+        of_one = (left - 2 * self.on_test) / trainings - 2 * self.on_dev
         wanted = self.wanted_steps
         if of_one >= wanted * pace:
             return wanted
@@ -218,31 +214,14 @@ class Comparison:
         """The number of losses, each of which is to be tried once; of one loss, two candidates."""
         return min(len(self.grid), max(2, len({candidate.loss for candidate in self.grid})))
 
-    @property
-    def _later(self) -> int:
-        """The most trainings after the candidates: of the first one and plain cosine in folds."""
-        return 2 * len(self.exam.folds)
-
-    @property
-    def _mean_seconds(self) -> float:
-        return sum(entry.seconds for entry in self.entries) / len(self.entries)
-
     def _is_time_up(self) -> bool:
         """Whether the budget leaves no time for one more candidate and the test of what is first,
         in folds if there are any."""
         tested = len(self._tested())
         trainings = 1 + tested * len(self.exam.folds)
-        needed = trainings * self._mean_seconds + tested * self.on_test
+        seconds = sum(entry.seconds for entry in self.entries) / len(self.entries)
+        needed = trainings * seconds + tested * self.on_test
         return time.perf_counter() - self.began + needed >= seconds_of(self.config.budget)
-
-    def _budget_needed(self) -> str:
-        """The budget in which a candidate of each loss has all its steps, if this one has cut the
-        steps or left out a loss; else empty."""
-        if self.steps == self.wanted_steps and len(self.entries) >= self._fewest:
-            return ""
-        seconds = self._mean_seconds * self.wanted_steps / self.steps
-        needed = (self._fewest + self._later) * seconds + 4 * self.on_test
-        return f"{max(1, math.ceil(MARGIN * needed / 60))}m"
 
     def train(self, candidate: Candidate) -> Entry:
         """Trains a copy of the pretrained model, which ends after a third of the steps if another
@@ -318,8 +297,8 @@ class Comparison:
         entries = self._ranked()
         compared = {entry.candidate.loss for entry in self._finished()}
         missing = [c.loss for c in self.grid if c.loss not in compared]
-        needed = self._budget_needed()
-        verdict, over_cosine = self._verdict(decides=not needed)
+        is_short = self.steps < self.wanted_steps or len(entries) < self._fewest
+        verdict, over_cosine = self._verdict(decides=not is_short)
         result = CompareResult(
             self.source or model_name(self.base),
             entries,
@@ -330,12 +309,11 @@ class Comparison:
             left_out=len(self.grid) - len(entries),
             not_compared=tuple(dict.fromkeys(missing)),
             notes=self.exam.notes,
-            steps=self.wanted_steps,
-            budget_needed=needed,
+            is_short=is_short,
         )
         if result.is_alone:
             return result
-        options = result.winner.candidate.options(self.config, result.steps)
+        options = result.winner.candidate.options(self.config, self.wanted_steps)
         return replace(result, train_options=options)
 
     def _verdict(self, decides: bool) -> tuple[Verdict, Difference | None]:

@@ -43,15 +43,15 @@ class Plan:
     """The part of an encoder in a run.
 
     Attributes:
-        epochs: The epochs of each training. 0: it is weighed as it comes; None: it is left out.
         note: A sentence for the user, before the time is spent.
-        is_cut: Whether there are fewer epochs than by default.
+        weighs: Whether it is weighed as it comes.
+        trains: Whether it is trained.
         last: The seconds of the training on all pairs, after those that judge.
     """
 
-    epochs: float | None
     note: str
-    is_cut: bool = False
+    weighs: bool = True
+    trains: bool = False
     last: float = 0.0
 
 
@@ -62,7 +62,6 @@ def plan_of(
     searches: int,
     steps: int,
     last: int,
-    epochs: float,
     step: Callable[[], float],
 ) -> Plan:
     """The plan for a budget in seconds, and estimates.
@@ -73,24 +72,18 @@ def plan_of(
         searches: Models that are trained and encode all texts.
         steps: The steps of all trainings.
         last: Those of the training on all pairs, if it comes after those that judge.
-        epochs: The epochs of each training by default.
         step: Measures the seconds of a step, if there is time for the encoding.
     """
     once = texts / rate
     if once > budget:
         said = f"The encoder is left out: it encodes {texts:,} texts in about {_time(once)}"
-        return Plan(None, f"{said}. {_remedy(budget, once)}")
+        return Plan(f"{said}. {_remedy(budget, once)}", weighs=False)
     pace = step()
-    training = steps * pace
-    whole = (1 + searches) * once + training
+    whole = (1 + searches) * once + steps * pace
     if whole <= budget:
-        return Plan(epochs, f"The encoder takes about {_time(whole)}.", last=last * pace)
-    if (cut := epochs * (budget - whole + training) / training) >= 1:
-        said = f"The encoder is trained for {cut:.1f} epochs instead of {epochs:.1f}"
-        note = f"{said}. {_remedy(budget, whole)}"
-        return Plan(cut, note, is_cut=True, last=last * pace * cut / epochs)
+        return Plan(f"The encoder takes about {_time(whole)}.", trains=True, last=last * pace)
     said = "The encoder is weighed as it comes, as its training takes too long"
-    return Plan(0.0, f"{said}. {_remedy(budget, whole)}")
+    return Plan(f"{said}. {_remedy(budget, whole)}")
 
 
 def _remedy(budget: float, needed: float) -> str:

@@ -33,7 +33,6 @@ from st_magnitude.workbench.finetune.save import card_figures, note_figures, sav
 from st_magnitude.workbench.finetune.settings import BUDGET, TrainConfig
 from st_magnitude.workbench.finetune.trainer import (
     TIMED_STEPS,
-    epochs_of,
     is_uneven,
     make_trainer,
     reading,
@@ -116,7 +115,6 @@ class Run:
     also: Collection[str]
     say: Callable[[str], None]
     weighed: dict[str, _Weighed] = field(default_factory=dict)
-    configs: dict[str, TrainConfig] = field(default_factory=dict)  # of models with less time
 
     def finish(self) -> TrainedModel:
         """Judges, decides, trains what is deployed on all pairs, confirms and saves."""
@@ -178,15 +176,13 @@ class Run:
             self._train(entrant, cost)
             return
         self.say(plan.note)
-        if plan.epochs is None:
+        if not plan.weighs:
             return
-        if plan.is_cut:
-            self.configs[entrant.after] = replace(self.config, epochs=plan.epochs, max_steps=-1)
         budget = self.config.budget or BUDGET
         try:
             with time_limit(MARGIN * seconds_of(budget) - plan.last):
                 self._measure(entrant, cost)
-                if plan.epochs:
+                if plan.trains:
                     self._train(entrant, cost)
         except OverBudget:
             name = entrant.after if entrant.before in self.weighed else entrant.before
@@ -207,7 +203,7 @@ class Run:
 
     def _train(self, entrant: Entrant, cost: Cost) -> None:
         """A model that is trained: in each fold, or on all pairs where a split judges."""
-        exam, config = self.exam, self._config(entrant)
+        exam, config = self.exam, self.config
         if exam.folds:
             trains = partial(trained_copy, model=entrant.model, config=config, output=self.output)
             folds = self._folds(entrant)
@@ -250,17 +246,13 @@ class Run:
             settings = settings | {"trains": entrant.after}
         if self.checkpoint is not None:
             run_folder.check_same_run(self.output, settings)
-        config = self._config(entrant)
+        config = self.config
         trainer = make_trainer(entrant.model, self.exam.train, self.rows, config, self.output)
         if trainer.is_world_process_zero() and self.checkpoint is None:
             run_folder.record_run(self.output, settings)
         with reading(entrant.model, config.max_length), trimmed_vocabulary(trainer):
             train_or_stop(trainer, self.checkpoint)
         return trainer
-
-    def _config(self, entrant: Entrant) -> TrainConfig:
-        """The settings, with the epochs for which there is time."""
-        return self.configs.get(entrant.after, self.config)
 
     def _folds(self, entrant: Entrant) -> int | None:
         """The number of folds of an encoder where a static table has more."""
@@ -272,7 +264,7 @@ class Run:
         if entrant.is_table or exam.judged is None or len(self.entrants) == 1:
             return None
         papers = [len(train.triplets(0)) for train, _ in exam.papers(self._folds(entrant))]
-        last = steps_of(config, len(self.rows)) if exam.folds else 0
+        last = steps_of(config, entrant.model, len(self.rows)) if exam.folds else 0
         texts = len(exam.judged.corpus) + len(exam.judged.query_ids)
         texts += 0 if exam.confirm is None else len(exam.confirm.query_ids)
         timed = replace(config, epochs=1, max_steps=TIMED_STEPS)
@@ -282,9 +274,8 @@ class Run:
             texts,
             cost.documents,
             searches=len(papers) + int(bool(exam.folds) and exam.confirm is not None),
-            steps=sum(steps_of(config, size) for size in papers) + last,
+            steps=sum(steps_of(config, model, size) for size in papers) + last,
             last=last,
-            epochs=epochs_of(config, len(self.rows)),
             step=lambda: seconds_per_step(model, exam.train, self.rows, timed, output),
         )
 
@@ -363,7 +354,6 @@ def _about_prior(rows: Dataset) -> str:
             " and was left out."
         )
     return (
-        f"Trained with the prior of {len(counts):,} documents in {len(rows):,} pairs, of which the"
-        f" most frequent one has {max(counts.values()):,} (logQ correction). The model holds the"
-        " prior in its embeddings, so nothing has to be added when it is served."
+        f"Trained with the prior of {len(counts):,} documents in {len(rows):,} pairs (logQ"
+        " correction). Nothing has to be added when the model is served."
     )

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from datasets import Dataset
@@ -25,12 +24,9 @@ from st_magnitude.workbench.files.pairs import Data, Splits, load_splits
 from st_magnitude.workbench.finetune.entrants import Entrant, about_script, entrants_of
 from st_magnitude.workbench.finetune.run import FOLDS_OF_ENCODER, Run, TrainedModel
 from st_magnitude.workbench.finetune.settings import TrainConfig
-from st_magnitude.workbench.finetune.trainer import (
-    make_rows,
-    reading,
-    warn_of_left_out,
-)
+from st_magnitude.workbench.finetune.trainer import make_rows, reading
 from st_magnitude.workbench.judging.exam import MOST_QUERIES, Exam
+from st_magnitude.workbench.judging.folds import DEFAULT_FOLDS
 
 __all__ = ["TrainConfig", "TrainedModel", "train"]
 
@@ -39,16 +35,8 @@ logger = logging.getLogger(__name__)
 MOST_WITH_ENCODER = 2_000  # queries that are held out in folds
 
 # Settings that may change when a run is resumed, if the training data stay
-FREE = {"split", "dev_split", "confirm", "epochs", "max_steps", "mini_batch_size", "bf16"}
-FREE |= {
-    "worth",
-    "budget",
-    "save_steps",
-    "keep_anyway",
-    "keep_scoring",
-    "keep_checkpoints",
-    "resume",
-}
+FREE = {"split", "dev_split", "confirm", "epochs", "max_steps", "mini_batch_size", "bf16", "worth"}
+FREE |= {"budget", "save_steps", "keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
 
 
 def train(
@@ -124,8 +112,7 @@ def train(
         settings["data"] = exam.train.digest
         if checkpoint is not None:
             run_folder.check_same_run(output, settings)
-        rows = make_rows(exam.train, config.negatives, config.seed)
-        warn_of_left_out(exam.train, rows)
+        rows = make_rows(exam.train, config.negatives, config.seed, warns=True)
         _warn_without_negatives(config.loss, exam, rows)
         run = Run(entrants, exam, rows, config, output, settings, checkpoint, also, say)
         if os.environ.get("RANK", "0") != "0":  # the first process measures and saves
@@ -155,8 +142,8 @@ def _exam(
     splits: Splits, entrants: Sequence[Entrant], also: Collection[str], config: TrainConfig
 ) -> Exam:
     """The exam of all models: in folds where there are few queries."""
-    has_encoder = not all(entrant.is_table for entrant in entrants)
-    exam = Exam.of(
+    are_tables = [entrant.is_table for entrant in entrants]
+    return Exam.of(
         splits,
         entrants[0].model,
         *(entrant.source for entrant in entrants if entrant.source),
@@ -165,12 +152,10 @@ def _exam(
         judge=config.dev_split,
         confirm=config.confirm,
         folds=config.folds,
-        most=MOST_WITH_ENCODER if has_encoder else MOST_QUERIES,
+        usual=DEFAULT_FOLDS if any(are_tables) else FOLDS_OF_ENCODER,
+        most=MOST_QUERIES if all(are_tables) else MOST_WITH_ENCODER,
         seed=config.seed,
     )
-    if config.folds is None and not any(entrant.is_table for entrant in entrants):
-        return replace(exam, folds=exam.in_folds(FOLDS_OF_ENCODER))
-    return exam
 
 
 def _warn_without_negatives(loss: str, exam: Exam, rows: Dataset) -> None:

@@ -9,10 +9,9 @@ from st_magnitude.data.ranking import Ranking
 from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.result import Result, Table
 from st_magnitude.workbench.judging.choice import System
-from st_magnitude.workbench.judging.copies import NO_COPIES, Copies
 from st_magnitude.workbench.judging.exam import DEPTH, Exam
 from st_magnitude.workbench.judging.folds import split_of
-from st_magnitude.workbench.judging.verdict import Row, Verdict, row_of, table_of
+from st_magnitude.workbench.judging.verdict import NO_COPIES, Copies, Row, Verdict, row_of, table_of
 
 __all__ = ["Confirmation", "confirm"]
 

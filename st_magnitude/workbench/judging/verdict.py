@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import numpy as np
+
 from st_magnitude._checks import counted
-from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.judge import Difference, judge, nothing_found
-from st_magnitude.result import UNSAVED, Result, Table, shortened
+from st_magnitude.result import UNSAVED, Result, Table
 from st_magnitude.workbench.judging.choice import (
-    POWER,
     WORTH,
     Decision,
     System,
@@ -22,18 +21,17 @@ from st_magnitude.workbench.judging.choice import (
     systems_of,
 )
 from st_magnitude.workbench.judging.controls import CLASSIFIER, Controls
-from st_magnitude.workbench.judging.copies import NO_COPIES, Copies
 from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.exam import Exam
 from st_magnitude.workbench.judging.folds import number_of_different, where
 
-__all__ = ["AFTER", "BEFORE", "Row", "Scored", "Verdict"]
+__all__ = ["AFTER", "BEFORE", "NO_COPIES", "Copies", "Row", "Scored", "Verdict"]
 __all__ += ["nothing_to_deploy", "row_of", "scoring_name", "table_of", "trained_of", "verdict_of"]
 
 BEFORE = "the pretrained model"
 AFTER = "the trained model"
 
-FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
+MANY = 0.05  # share of near copies, above which the others are judged alone as well
 FEWEST = 10  # different queries that can decide what to deploy
 LOW = 0.1  # nDCG@10 below which a file probably names one of many equally good answers
 LEAST = 0.02  # nDCG@10 above chance that is worth a recommendation
@@ -89,6 +87,38 @@ def table_of(where: str, rows: Iterable[Row], deployed: str = "", note: str = ""
 
 
 @dataclass(frozen=True)
+class Copies:
+    """How many of the queries that judge are near copies of training queries; and where these are
+    many, the difference on the others."""
+
+    number: int
+    others: Difference | None = None
+    over: str = ""  # name of the other search
+
+    @classmethod
+    def of(cls, after: System, before: System, copies: Collection[str], seed: int) -> Copies:
+        """The near copies, by their ids, among the queries of two searches."""
+        ranking = after.ranking
+        is_copy = np.array([query in copies for query in ranking.query_ids])
+        differences = (ranking.ndcg - before.ranking.ndcg)[~is_copy & ranking.has_answer]
+        if is_copy.sum() <= MANY * len(is_copy) or not len(differences):
+            return cls(int(is_copy.sum()))
+        return cls(int(is_copy.sum()), judge(differences, seed=seed), before.name)
+
+    def __str__(self) -> str:
+        if not self.number:
+            return ""
+        said = f"Up to a word, training rows hold {self.number:,} of these queries"
+        if self.others is None:
+            return f"{said}."
+        said += f"; on the {self.others.queries:,} others, the change is {self.others}"
+        return f"{said} against {self.over}."
+
+
+NO_COPIES = Copies(0)
+
+
+@dataclass(frozen=True)
 class Verdict(Result):
     """All ways to search the same queries, what to deploy, and what training changed."""
 
@@ -135,27 +165,15 @@ class Verdict(Result):
         parts = (f"{said}, on {self.where}.", self.copies, self._about_bm25)
         return " ".join(filter(None, map(str, parts)))
 
+    @property
     def advice(self) -> str:
-        """Recommended next steps; none where nothing was found."""
-        if self.nothing:
+        """What to do where every model is bad; empty where one is good, or nothing was found."""
+        if self.nothing or max(self.pretrained, self.saved.ndcg) >= LOW:
             return ""
-        found: list[str] = []
-        if not self.is_better:
-            remedy = "Train on more pairs or with another learning rate, or keep the old model."
-            found += [remedy, self._power()]
-        if max(self.pretrained, self.saved.ndcg) < LOW:
-            found.append(
-                "nDCG@10 is low for every model. If several documents answer a query and the data"
-                " name one of them, no model can score high: judge the others, too."
-            )
-        return " ".join(filter(None, found))
-
-    def _power(self) -> str:
-        gain = self.saved.gain
-        if gain.changed < FEW_CHANGES:
-            return f"nDCG@10 changed for {gain.changed:,} queries only: add queries."
-        smallest = 100 * POWER * (gain.mean - gain.low)
-        return f"So many queries show a gain of about {smallest:.1f} points in four of five draws."
+        return (
+            "nDCG@10 is low for every model. If several documents answer a query and the data name"
+            " one of them, no model can score high: judge the others, too."
+        )
 
     @property
     def _about_bm25(self) -> str:
@@ -190,12 +208,9 @@ class Verdict(Result):
         figures = {"queries": self.saved.gain.queries, "pretrained": self.pretrained}
         return figures | super().to_dict()
 
-    def tables(self) -> Iterable[Table | str]:
+    def tables(self) -> Iterable[Table]:
         reference = "" if self.decision else self.name
         yield table_of(self.where, self.rows, reference, self.no_control)
-        found = {system.name: system.ranking for system in self.systems}
-        if found:
-            yield from _changes(found[self.base], found[self.name])
 
 
 def trained_of(models: Sequence[System], deployed: System) -> System:
@@ -302,34 +317,3 @@ def nothing_to_deploy(ndcg: float, over_chance: Difference, queries: int) -> str
         judges = counted(queries, "different query")
         return f"At least ten queries are needed, and {judges} judge: nothing is recommended."
     return ""
-
-
-def _changes(before: Ranking, after: Ranking) -> Iterable[str]:
-    """How many queries gained and lost, and the largest gain, the median change and the largest
-    loss; ties by a hash of the query."""
-    data = after.data
-    differences = dict(zip(after, after.ndcg - before.ndcg, strict=True))
-    gained = sum(difference > 0 for difference in differences.values())
-    lost = sum(difference < 0 for difference in differences.values())
-
-    def place(query: str) -> tuple[float, str]:
-        return -differences[query], hashlib.sha256(data.queries[query].encode()).hexdigest()
-
-    changed = sorted((query for query, difference in differences.items() if difference), key=place)
-    if changed:
-        chosen = dict.fromkeys([changed[0], changed[len(changed) // 2], changed[-1]])
-        yield f"{gained:,} queries gained and {lost:,} lost. For example:"
-        yield "\n".join(_change(query, before, after) for query in chosen)
-
-
-def _change(query: str, before: Ranking, after: Ranking) -> str:
-    """A query, its nDCG@10 and its first document before and after the training."""
-    data = after.data
-    row = after.query_ids.index(query)
-    was, now = (shortened(data.corpus.get(x.first(query), "nothing"), 60) for x in (before, after))
-    of = f"({before.ndcg[row]:.2f} -> {after.ndcg[row]:.2f})"
-    lines = [f"  {shortened(data.queries[query], 60)}  {of}"]
-    if was != now:
-        lines.append(f"      before: {was}")
-    lines.append(f"      now:    {now}")
-    return "\n".join(lines)

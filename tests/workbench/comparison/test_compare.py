@@ -306,11 +306,9 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert clock[0] == 40
     assert (result.left_out, result.not_compared) == (3, ("qnorm",))
-    # two take 80 s, and a fifth is for chance
-    assert result.budget_needed == "2m"
     said = " ".join(str(result).split())
     assert "Nothing is recommended: the budget was over after one candidate" in said
-    assert "--budget 2m holds all steps of a candidate of each loss" in said
+    assert "Give a longer --budget" in said
     assert result.to_dict()["winner"] is None
     assert (result.test.decision, result.train_options) == (None, "")
     assert not (tmp_path / "out" / "model" / "deploy.json").exists()
@@ -363,8 +361,7 @@ def test_a_budget_cuts_steps_and_says_so(folder, model_path, tmp_path, monkeypat
     result = stm.compare(model_path, folder, tmp_path / "out", config, say=str)
     assert result.winner.steps == 10
     assert "--max-steps 40" in result.train_options  # which the budget cut
-    assert "has cut 40 steps to 10" in result.recommendation
-    assert result.budget_needed
+    assert "this one has left out steps, or a loss" in result.recommendation
     assert result.test.decision is None
     assert "Deploy" not in str(result)
 
@@ -422,9 +419,9 @@ LEVEL = Difference(0.01, -0.01, 0.03, 300, 99)
 LOSS = Difference(-0.03, -0.04, -0.01, 300, 99)
 
 
-def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm25=CLEAR):
+def result_with(first, over_cosine, over_pretrained=CLEAR, over_bm25=CLEAR):
     entries = {
-        "qnorm": Entry(Candidate("qnorm", 0.02, 2e-5), [(33, 0.4), (100, 0.5)], exponent, 10.0),
+        "qnorm": Entry(Candidate("qnorm", 0.02, 2e-5), [(33, 0.4), (100, 0.5)], 0.0, 10.0),
         "cosine": Entry(Candidate("cosine", 0.02, 2e-5), [(33, 0.4), (100, 0.5)], 1.0, 10.0),
     }
     ranked = sorted(entries.values(), key=lambda entry: entry.candidate.loss != first)
@@ -436,10 +433,10 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0, over_bm
 @pytest.mark.parametrize(
     ("result", "winner", "parts"),
     [
-        (result_with("qnorm", CLEAR, exponent=0.5), "qnorm", ["better", "0.50, with stm.load"]),
+        (result_with("qnorm", CLEAR), "qnorm", ["better"]),
         (result_with("qnorm", LEVEL), "cosine", ["no clear difference"]),
         (result_with("qnorm", LOSS), "cosine", ["worse"]),
-        (result_with("cosine", None), "cosine", ["Better: +2.0 points", "every server"]),
+        (result_with("cosine", None), "cosine", ["Better: +2.0 points"]),
         (result_with("cosine", None, LEVEL), "cosine", ["No clear difference: +1.0"]),
         (
             result_with("cosine", None, over_bm25=LOSS),

@@ -17,7 +17,6 @@ from st_magnitude.saving import find
 from st_magnitude.training.run_folder import RUN_RECORD
 from st_magnitude.workbench.finetune import budget
 from st_magnitude.workbench.finetune import train as training
-from st_magnitude.workbench.finetune.budget import plan_of
 from st_magnitude.workbench.finetune.entrants import Entrant, about_script, entrants_of
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.judging import verdict as judging
@@ -193,29 +192,23 @@ def test_a_run_goes_on_where_its_last_training_was_stopped(
     assert train(None, splits, output, again).trainer.state.global_step == 4
 
 
-BIG = 10.0**9
-
-
 @pytest.mark.parametrize(
-    ("seconds", "epochs", "said"),
+    ("seconds", "trains", "said"),
     [
         # 1,000 texts at 10 a second are 100 s, three times; 100 steps of 2 s are 200 s
-        (500, 4.0, "The encoder takes about 8 min."),
-        (499, 4 * 199 / 200, "for 4.0 epochs instead of 4.0"),
-        (360, 4 * 60 / 200, "for 1.2 epochs instead of 4.0. The budget is 6 min; --budget 10m is"),
-        (349, 0.0, "is weighed as it comes, as its training takes too long"),
-        (250, 0.0, "is weighed as it comes, as its training takes too long. The budget is 4 min;"),
+        (500, True, "The encoder takes about 8 min."),
+        (499, False, "is weighed as it comes, as its training takes too long. The budget is 8 min"),
+        (100, False, "The budget is 100 s; --budget 10m is enough."),
         (99, None, "is left out: it encodes 1,000 texts in about 100 s. The budget is 99 s; --"),
-        (BIG, 4.0, "The encoder takes about 8 min."),
     ],
 )
-def test_a_budget_leaves_a_training_the_model_or_nothing(seconds, epochs, said):
+def test_a_budget_leaves_a_training_the_model_or_nothing(seconds, trains, said):
     steps = []
-    plan = plan_of(seconds, 1000, 10.0, 2, 100, 50, 4.0, lambda: steps.append(1) or 2.0)
-    assert plan.epochs == (None if epochs is None else pytest.approx(epochs))
+    plan = budget.plan_of(seconds, 1000, 10.0, 2, 100, 50, lambda: steps.append(1) or 2.0)
+    assert (plan.weighs, plan.trains) == (trains is not None, bool(trains))
     assert said in plan.note
-    assert len(steps) == (seconds >= 100)
-    assert plan.is_cut == (epochs not in (None, 0.0, 4.0))
+    assert len(steps) == plan.weighs  # it is not timed for nothing
+    assert plan.last == (100.0 if trains else 0.0)
 
 
 ENCODERS = ["the encoder", "the trained encoder"]

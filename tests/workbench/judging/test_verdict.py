@@ -1,6 +1,5 @@
 """The trained model next to the pretrained one: which exponent is chosen, and what is said."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -17,12 +16,12 @@ from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.judging.choice import Decision, System
 from st_magnitude.workbench.judging.contestants import Encoded, search, task_of
 from st_magnitude.workbench.judging.controls import CLASSIFIER
-from st_magnitude.workbench.judging.copies import Copies
 from st_magnitude.workbench.judging.exam import Exam
 from st_magnitude.workbench.judging.folds import folds_of
 from st_magnitude.workbench.judging.verdict import (
     AFTER,
     BEFORE,
+    Copies,
     Row,
     Scored,
     Verdict,
@@ -67,7 +66,6 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     assert 0 < found.saved.exponent < 1
     assert found.saved.ndcg == 1.0
     assert found.is_better
-    assert f"{NUMBER} queries gained and 0 lost" in str(found)
     assert "Better: +36.9 points" in found.headline
     assert "(saved)" in str(found)
 
@@ -117,8 +115,6 @@ def test_a_tie_keeps_the_scoring_of_the_loss(planted):
 #   b5: 1       -      .63093                              0        1
 #   mean               .76012                              .72619   .83393
 #
-# The changes are -.36907, +.33033, +.5, 0 and -.63093: two gained, two lost; the third of the four
-# is the median change, by the order from the largest gain down.
 # The queries six to ten are the same again, as fewer than ten decide nothing.
 JUDGED = [{"a": 1}, {"b": 2, "c": 1}, {"c": 1}, {"a": 1}, {"b": 1}] * 2
 RUN = ["ba", "bc", "c", "a", ""] * 2
@@ -166,19 +162,6 @@ def test_the_figures_of_a_verdict_are_those_of_the_table(by_hand):
         assert gain.low < gain.mean < gain.high
 
 
-def test_a_gain_a_median_change_and_a_loss_are_shown(by_hand):
-    """Of queries that change alike, a hash of the text is first."""
-    shown = str(by_hand)
-    assert "4 queries gained and 4 lost" in shown
-    assert re.search(
-        r"(w3|w8)  \(0.50 -> 1.00\)\n      before: \1 \1 \1\n      now:    \1\n", shown
-    )
-    assert re.search(
-        r"(w1|w6)  \(1.00 -> 0.63\)\n      before: \1 \1 \1\n      now:    \1 \1\n", shown
-    )
-    assert re.search(r"(w5|w10)  \(0.63 -> 0.00\)\n.*\n      now:    nothing", shown)
-
-
 @pytest.mark.parametrize("copies", [0, 1, 5, 6, 100])
 def test_near_copies_are_told_and_above_a_twentieth_the_others_are_judged(copies):
     """Of 100 queries, near copies gain everything, and so does every tenth of the others."""
@@ -210,29 +193,22 @@ def made(gain, changed=100, **options) -> Verdict:
     return Verdict(saved=trained, **{"rows": rows, "where": "200 dev queries"} | options)
 
 
-TRAIN = "Train on more pairs or with another learning rate, or keep the old model. "
-# 1.43 times the lower half of the interval, 3 points; the upper half of OPEN has 6
-POWER = f"{TRAIN}So many queries show a gain of about 4.3 points in four of five draws."
-
-
 @pytest.mark.parametrize(
-    ("found", "name", "advice"),
+    ("gain", "name"),
     [
-        (made(BETTER, changed=29), "Better: +5.0 points [+1.0, +9.0]", ""),
-        (made(OPEN, changed=30), "No clear difference: +2.0 points", POWER),
-        (made(OPEN, changed=29), "No clear", f"{TRAIN}nDCG@10 changed for 29 queries only"),
+        (BETTER, "Better: +5.0 points [+1.0, +9.0]"),
+        (OPEN, "No clear difference: +2.0 points"),
         # an end at 0 is not above or below it
-        (made(replace(OPEN, low=0.0)), "No clear difference: +2.0", TRAIN),
-        (made(replace(OPEN, high=0.0)), "No clear difference: +2.0", TRAIN),
-        (made(WORSE), "Worse: -4.0 points", POWER),
+        (replace(OPEN, low=0.0), "No clear difference: +2.0"),
+        (replace(OPEN, high=0.0), "No clear difference: +2.0"),
+        (WORSE, "Worse: -4.0 points"),
     ],
 )
-def test_the_interval_of_the_saved_model_decides(found, name, advice):
+def test_the_interval_of_the_saved_model_decides(gain, name):
+    found = made(gain)
     assert found.headline.startswith(name)
     assert found.is_better == name.startswith("Better")
     assert found.is_worse == name.startswith("Worse")
-    assert found.advice().startswith(advice)
-    assert bool(found.advice()) == bool(advice)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +223,6 @@ def test_the_interval_of_the_saved_model_decides(found, name, advice):
 def test_what_is_said_about_bm25(over_bm25, headline):
     found = made(BETTER, over_bm25=over_bm25, no_control="" if over_bm25 else "BM25 is none.")
     assert found.headline.endswith(f"on 200 dev queries. {headline}".strip())
-    assert found.advice() == ""
     assert ("BM25 is none." in str(found)) == (over_bm25 is None)
     assert str(found).splitlines()[:3] == [
         "nDCG@10 on 200 dev queries",
@@ -284,7 +259,6 @@ def test_nothing_is_recommended_where_chance_finds_as_much(over_chance, queries,
     assert bool(nothing) == bool(said)
     found = made(OPEN, nothing=nothing)
     assert found.deploy == nothing
-    assert bool(found.advice()) != bool(said)
 
 
 def test_nine_queries_and_a_copy_decide_nothing(by_hand):
@@ -302,5 +276,6 @@ def test_nine_queries_and_a_copy_decide_nothing(by_hand):
 def test_low_figures_of_every_model_are_said_to_be_of_the_data():
     low = made(Difference(0.05, 0.01, 0.09, 200, 100))
     low = replace(low, saved=replace(low.saved, ndcg=0.08))
-    assert "nDCG@10 is low for every model" in low.advice()
-    assert "low" not in replace(low, saved=replace(low.saved, ndcg=0.11)).advice()
+    assert "nDCG@10 is low for every model" in low.advice
+    assert not replace(low, nothing="nothing").advice
+    assert "low" not in replace(low, saved=replace(low.saved, ndcg=0.11)).advice
