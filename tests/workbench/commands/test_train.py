@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -186,15 +187,6 @@ def test_a_model_that_is_clearly_worse_is_not_saved(place, tmp_path):
     assert (place["output"] / "modules.json").exists()
 
 
-def test_documents_that_the_model_reads_as_one_text_are_refused(place, tiny_path):
-    """Below the letterhead they differ, so with more tokens they train."""
-    corpus = {name: f"see also the notes: {text}" for name, text in CORPUS.items()}
-    RetrievalData(QUERIES, corpus, RELEVANT_DOCS).save(place["data"], "headed")
-    place |= {"model": tiny_path, "split": "headed", "dev_split": "none", "max_steps": 1}
-    assert "100% of the rows have no negative" in refusal("train", **place, max_length=4)
-    fit(place, max_length=30)
-
-
 def remove_model(output):
     for path in output.iterdir():
         if path.name != WORK:
@@ -361,29 +353,24 @@ def test_train_says_that_norms_mark_the_wrong_documents(static_path, tmp_path):
     assert "### Norms" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("others", ["", "dev", "other", "texts of the same ids"])
 def test_answers_of_other_splits_are_not_called_never_relevant(
-    place, static_path, tmp_path, caplog
+    static_path, tmp_path, caplog, others
 ):
-    """Each document answers a query of some split, as the command and a dev split in memory say."""
+    """Each document answers a query of train or of another split."""
     asked = {key: f"where is {key}?" for key in CORPUS}
-    halves = {"train": [*CORPUS][::2], "dev": [*CORPUS][1::2]}
-    parts = {
-        split: RetrievalData(asked, CORPUS, {i: {i} for i in ids}, {i: {"d20"} for i in ids[:9]})
-        for split, ids in halves.items()
-    }
-    parts["train"].save(tmp_path / "data", "train")
-    for split, data in parts.items():
-        data.save_qrels(tmp_path / "data" / "qrels" / f"{split}.tsv")
-    place |= {"data": tmp_path / "data", "loss": "qnorm", "max_steps": 1}
-    done = invoke("train", **place)
-    assert done.exit_code == 0, done.output
-    assert "cohens_d" not in done.output
-    assert "no training row has a negative" in caplog.text
+    train_data, other = (
+        RetrievalData(asked, CORPUS, {i: {i} for i in ids}, {i: {"d20"} for i in ids[:9]})
+        for ids in ([*CORPUS][::2], [*CORPUS][1::2])
+    )
+    if others == "texts of the same ids":
+        other = replace(other, corpus={i: f"not {text}" for i, text in CORPUS.items()})
+    data = {"train": train_data} | ({others: other} if others else {})
     config = TrainConfig(loss="qnorm", max_steps=1, batch_size=4, folds=0)
-    for others in ((), ("dev",), ("other",)):
-        data = {"train": parts["train"]} | dict.fromkeys(others, parts["dev"])
-        found = train(str(static_path), data, tmp_path / str(others), config)
-        assert ("cohens_d" in found.geometry["after"]) == (not others)
+    found = train(str(static_path), data, tmp_path / "out", config)
+    are_answers = others in ("dev", "other")
+    assert ("cohens_d" in found.geometry["after"]) != are_answers
+    assert ("no training row has a negative" in caplog.text) == are_answers
 
 
 def test_a_lora_is_trained_restored_from_its_checkpoint_and_merged(place, tiny_path):

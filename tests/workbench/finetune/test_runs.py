@@ -48,20 +48,6 @@ def test_a_warm_up_leaves_a_step_that_trains(static_path, tmp_path, steps):
     assert trainer.args.get_warmup_steps(steps) == min(-(-steps // 10), steps - 1)
 
 
-@pytest.mark.parametrize("is_same", [True, False])
-def test_ids_of_other_texts_answer_nothing(static_path, tmp_path, is_same):
-    """All documents of no training query answer a test query, or texts of the same ids do."""
-    others = CORPUS.keys() - set().union(*RELEVANT_DOCS.values())
-    texts = {i: text if is_same else f"not {text}" for i, text in CORPUS.items()}
-    data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS)
-    test = RetrievalData(
-        {f"t-{i}": f"which is {i}?" for i in others}, texts, {f"t-{i}": {i} for i in others}
-    )
-    config = TrainConfig(max_steps=1, batch_size=4, confirm="test", folds=0)
-    found = train(str(static_path), {"train": data, "test": test}, tmp_path / "out", config)
-    assert ("cohens_d" in found.geometry["after"]) != is_same
-
-
 @pytest.fixture
 def splits():
     names = ["".join(letters) for letters in permutations("abcde", 3)]
