@@ -267,22 +267,21 @@ def test_the_verdict_names_the_folds_of_the_model_that_it_is_about(
         assert verdict.where == f"54 queries, held out in {folds or usual} folds"
 
 
-def test_what_is_missing_is_said(monkeypatch, static_path):
-    home = "st_magnitude.workbench.finetune.entrants"
+@pytest.mark.parametrize("has_table", [True, False])
+@pytest.mark.parametrize("encoder", ["copy", None])
+def test_what_is_missing_is_said(monkeypatch, has_table, encoder):
+    home, said = "st_magnitude.workbench.finetune.entrants", []
     monkeypatch.setattr(f"{home}.load", lambda name: name)
-    for has_table in (True, False):
-        for encoder in ("copy", None):
-            monkeypatch.setattr(f"{home}.find_spec", lambda _, has=has_table: has or None)
-            monkeypatch.setattr(f"{home}.find_encoder", lambda found=encoder: found)
-            said = []
-            if not has_table and encoder is None:
-                with pytest.raises(ImportError, match="table,encoder"):
-                    entrants_of(None, said.append)
-                continue
-            found = [entrant.before for entrant in entrants_of(None, said.append)]
-            assert found == ["the table"] * has_table + ["the encoder"] * (encoder is not None)
-            assert ("wordllama" in " ".join(said[:-1])) == (not has_table)
-            assert ('".[encoder]"' in " ".join(said)) == (encoder is None)
+    monkeypatch.setattr(f"{home}.find_spec", lambda _: has_table or None)
+    monkeypatch.setattr(f"{home}.find_encoder", lambda: encoder)
+    if not has_table and encoder is None:
+        with pytest.raises(ImportError, match="table,encoder"):
+            entrants_of(None, said.append)
+        return
+    found = [entrant.before for entrant in entrants_of(None, said.append)]
+    assert found == ["the table"] * has_table + ["the encoder"] * (encoder is not None)
+    assert ("wordllama" in " ".join(said[:-1])) == (not has_table)
+    assert ('".[encoder]"' in " ".join(said)) == (encoder is None)
 
 
 @pytest.mark.parametrize("answer", ["at once", "never", "no"])
@@ -310,16 +309,19 @@ def test_texts_in_another_script_name_another_model():
     assert "multilingual" in about_script(["где находится дверь?", "the door"])
 
 
-@pytest.mark.parametrize("option", ["learning_rate", "lora", "max_length"])
-def test_settings_of_one_model_want_its_name(rows, tmp_path, option):
-    with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} suits one model"):
-        train(None, rows, tmp_path / "out", TrainConfig(**{option: 4}))
-
-
-def test_several_processes_want_a_name(rows, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="Several processes train one model"):
-        train(None, rows, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"learning_rate": 4}, "--learning-rate suits one model"),
+        ({"lora": 4}, "--lora suits one model"),
+        ({"max_length": 4}, "--max-length suits one model"),
+        ({}, "Several processes train one model"),
+    ],
+)
+def test_what_is_for_one_model_wants_its_name(rows, tmp_path, monkeypatch, option, said):
+    monkeypatch.setenv("WORLD_SIZE", "1" if option else "2")
+    with pytest.raises(ValueError, match=said):
+        train(None, rows, tmp_path / "out", TrainConfig(**option))
 
 
 @pytest.mark.slow
