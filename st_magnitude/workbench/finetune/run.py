@@ -303,8 +303,8 @@ class Run:
         size = f"An embedding takes {4 * width:,} bytes, and {width:,} as int8."
         if trainer is not None:
             note_figures(trainer, geometry, verdict)
-            if entrant.name is not None:
-                size = f"Trained from `{Path(entrant.name).name}`. {size}"
+            if entrant.source is not None:
+                size = f"Trained from `{Path(entrant.source).name}`. {size}"
         held_out = (self.exam.judged or self.exam.train).name
         sections = {
             f"Retrieval ({held_out})": verdict.to_markdown() if verdict else None,

@@ -3,7 +3,6 @@
 import json
 import random
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -57,11 +56,11 @@ def two(monkeypatch, static_path, encoder_path):
         table, encoder = stm.load(static_path), stm.load(encoder_path)
         return [
             Entrant(table, str(static_path), "the table", "the trained table"),
-            Entrant(encoder, encoder_path, "the encoder", "the trained encoder", find.ENCODER),
+            Entrant(encoder, find.ENCODER, "the encoder", "the trained encoder"),
         ]
 
     monkeypatch.setattr(training, "entrants_of", both)
-    monkeypatch.setattr("st_magnitude.workbench.searcher.find_encoder", lambda: encoder_path)
+    monkeypatch.setattr("st_magnitude.saving.export.find_encoder", lambda: encoder_path)
 
 
 @pytest.fixture
@@ -123,30 +122,28 @@ def test_the_folder_holds_what_is_deployed(
 
 
 @pytest.mark.parametrize(
-    ("source", "known_as", "expected"),
+    ("source", "revision"),
     [
-        ("wordllama", None, ("wordllama", "")),
-        ("org/model", None, ("org/model", "abc")),
-        (find.ENCODER, find.ENCODER, (find.ENCODER, "abc")),
-        (str(Path(__file__).parent), find.ENCODER, (find.ENCODER, "")),  # of a package
-        (str(Path(__file__).parent), None, (str(Path(__file__).parent), "")),  # that a user named
+        ("wordllama", ""),
+        ("org/model", "abc"),
+        (find.ENCODER, "abc"),
+        (find.ENCODER, ""),
+        ("./", ""),
     ],
 )
 def test_another_machine_finds_what_deploy_json_names(
-    rows, tmp_path, monkeypatch, source, known_as, expected
+    rows, tmp_path, monkeypatch, source, revision
 ):
+    """A static table, models of the hub, the encoder of a package, and a folder of the user."""
     model = bag(WORDS)
-    if source in ("org/model", find.ENCODER):
-        model.model_card_data.base_model_revision = "abc"  # as the hub gives it
-    place = Entrant(model, source, known_as=known_as).place
-    assert (place.model, place.revision) == expected
+    model.model_card_data.base_model_revision = revision or None  # as the hub gives it
+    place = Entrant(model, source).place
+    assert (place.model, place.revision) == (source, revision)
     Decision("m", 0.5, "", "", None, systems={"m": place}).save(tmp_path)
     home, loaded = "st_magnitude.workbench.searcher", []
     monkeypatch.setattr(f"{home}.load", lambda *name, **how: loaded.append((name, how)) or model)
-    monkeypatch.setattr(f"{home}.find_encoder", lambda: "here")
     Searcher.from_folder(tmp_path, stm.load_splits(rows)["train"], "m")
-    name = "here" if known_as else source
-    assert loaded == [((name,), {"revision": "abc"} if expected[1] else {})]
+    assert loaded == [((source,), {"revision": revision} if revision else {})]
 
 
 @pytest.mark.parametrize("by_name", [False, True])
