@@ -258,10 +258,9 @@ class Comparison:
         return [entry.candidate for entry in rivals if dict(entry.curve).get(steps, -1) > ndcg]
 
     def _may_be_tested(self, candidate: Candidate, ndcg: float) -> bool:
-        """Whether a candidate that is done is one of the first two, or plain cosine."""
-        if math.isnan(ndcg):
-            return False
-        return candidate.loss == "cosine" or len(self.ahead(self.steps, ndcg)) < 2
+        """Whether a candidate that is done is the first so far, or plain cosine."""
+        is_first = candidate.loss == "cosine" or not self.ahead(self.steps, ndcg)
+        return is_first and not math.isnan(ndcg)
 
     def _save(self, trainer: SentenceTransformerTrainer, folder: Path, measured: _Early) -> None:
         model = trainer.model

@@ -49,15 +49,11 @@ def card_figures(
 
 
 class RetrievalEvaluator(SentenceEvaluator):
-    """Writes given figures into the model card, with the first of them in bold."""
+    """Its name stands next to the figures in a model card."""
 
-    def note(
-        self, model: SentenceTransformer, name: str, figures: dict[str, float], steps: int
-    ) -> None:
+    def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = name
-        metrics = self.prefix_name_to_metrics(figures, name)
-        self.primary_metric = next(iter(metrics))
-        self.store_metrics_in_model_card_data(model, metrics, -1, steps)
 
 
 def note_figures(
@@ -70,7 +66,10 @@ def note_figures(
     steps = {"before": 0, "after": trainer.state.global_step}
     for when, shown in geometry.items():
         found = {"ndcg@10": ndcg[when], **shown} if ndcg else dict(shown)
-        RetrievalEvaluator().note(trainer.model, when, found, steps[when])
+        evaluator = RetrievalEvaluator(when)
+        metrics = evaluator.prefix_name_to_metrics(found, when)
+        evaluator.primary_metric = next(iter(metrics))  # in bold
+        evaluator.store_metrics_in_model_card_data(trainer.model, metrics, -1, steps[when])
 
 
 def save_run(
