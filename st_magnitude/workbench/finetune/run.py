@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,7 +32,6 @@ from st_magnitude.workbench.finetune.save import card_figures, note_figures, sav
 from st_magnitude.workbench.finetune.settings import BUDGET, TrainConfig
 from st_magnitude.workbench.finetune.trainer import (
     TIMED_STEPS,
-    is_uneven,
     make_trainer,
     reading,
     seconds_per_step,
@@ -65,8 +63,6 @@ class TrainedModel:
     verdict: Verdict | None  # on all models; None without held-out queries
     # None: nothing is recommended, and the trained model, which is clearly worse, was not saved
     output: Path | None
-    # with ``config.prior``: what it was counted from, or why it was left out
-    prior: str | None = None
     confirmed: Confirmation | None = None  # what is deployed, on test data
     model: SentenceTransformer | None = None  # that was saved
 
@@ -286,12 +282,9 @@ class Run:
         of = self.weighed[name]
         entrant, trainer = of.entrant, of.trainer
         geometry = {"before": self.weighed[entrant.before].figures}
-        prior = None
         if trainer is not None:
             geometry["after"] = of.figures
-            if self.config.prior:
-                prior = _about_prior(cast(Dataset, trainer.train_dataset))
-        trained = TrainedModel(trainer, geometry, verdict, None, prior, confirmed)
+        trained = TrainedModel(trainer, geometry, verdict, None, confirmed)
         if self._is_worse(of, verdict) and not self.config.keep_anyway:
             logger.warning(
                 f"Nothing was saved to {self.output}. The last checkpoint remains: --resume"
@@ -310,7 +303,6 @@ class Run:
             f"Retrieval ({held_out})": verdict.to_markdown() if verdict else None,
             "Retrieval (test)": confirmed.to_markdown() if confirmed else None,
             "Size": size,
-            "Document prior": prior,
             "Norms": trained.norm_warning if trainer else None,
         }
         record = {"geometry": geometry, "dev": verdict, "test": confirmed, "model": name}
@@ -344,16 +336,3 @@ def choose_scoring(encoded: Encoded, config: TrainConfig) -> tuple[System, list[
     saved, other = (trained, best) if config.keep_scoring else (best, trained)
     name = f"{encoded.name}, {scoring_name(other.exponent)} (not saved)"
     return saved, [replace(other, name=name)]
-
-
-def _about_prior(rows: Dataset) -> str:
-    counts = Counter(rows["positive"])
-    if not is_uneven(rows["positive"]):
-        return (
-            f"All {len(counts):,} documents are equally often positives. A prior changes nothing"
-            " and was left out."
-        )
-    return (
-        f"Trained with the prior of {len(counts):,} documents in {len(rows):,} pairs (logQ"
-        " correction). Nothing has to be added when the model is served."
-    )

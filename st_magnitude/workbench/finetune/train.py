@@ -24,7 +24,7 @@ from st_magnitude.workbench.files.pairs import Data, Splits, load_splits
 from st_magnitude.workbench.finetune.entrants import Entrant, about_script, entrants_of
 from st_magnitude.workbench.finetune.run import FOLDS_OF_ENCODER, Run, TrainedModel
 from st_magnitude.workbench.finetune.settings import TrainConfig
-from st_magnitude.workbench.finetune.trainer import make_rows, reading
+from st_magnitude.workbench.finetune.trainer import is_uneven, make_rows, reading
 from st_magnitude.workbench.judging.exam import MOST_QUERIES, Exam
 from st_magnitude.workbench.judging.folds import DEFAULT_FOLDS
 
@@ -113,7 +113,7 @@ def train(
         if checkpoint is not None:
             run_folder.check_same_run(output, settings)
         rows = make_rows(exam.train, config.negatives, config.seed, warns=True)
-        _warn_without_negatives(config.loss, exam, rows)
+        _warn_of_data(config, exam, rows)
         run = Run(entrants, exam, rows, config, output, settings, checkpoint, also, say)
         if os.environ.get("RANK", "0") != "0":  # the first process measures and saves
             return TrainedModel(run.train_fully(entrants[0]), {}, None, output)
@@ -158,13 +158,19 @@ def _exam(
     )
 
 
-def _warn_without_negatives(loss: str, exam: Exam, rows: Dataset) -> None:
+def _warn_of_data(config: TrainConfig, exam: Exam, rows: Dataset) -> None:
+    """Says what the prior and the loss lack."""
+    if config.prior and not is_uneven(rows["positive"]):
+        logger.warning(
+            f"All {len({*rows['positive']}):,} documents are equally often positives: the prior"
+            " changes nothing and is left out."
+        )
     never_relevant = set().union(*exam.train.negatives.values()).difference(exam.answers)
     has_negatives = len(rows.column_names) > 2 and never_relevant
-    if LOSSES[loss].keeps_norms and not has_negatives:
+    if LOSSES[config.loss].keeps_norms and not has_negatives:
         logger.warning(
-            f"The loss {loss} keeps the norms of documents, but no training row has a negative that"
-            " is judged 0 and answers no query, from which norms learn what is never relevant. Add"
-            " such judgments, best of documents that resemble the queries (docs/losses.md), or take"
-            " the loss cosine."
+            f"The loss {config.loss} keeps the norms of documents, but no training row has a"
+            " negative that is judged 0 and answers no query, from which norms learn what is never"
+            " relevant. Add such judgments, best of documents that resemble the queries"
+            " (docs/losses.md), or take the loss cosine."
         )
