@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import islice
 from typing import cast
 
 from sentence_transformers import SentenceTransformer
@@ -21,12 +19,9 @@ from st_magnitude.surgery.normalize import score_by_cosine
 from st_magnitude.workbench.judging.choice import Way
 from st_magnitude.workbench.judging.verdict import AFTER, BEFORE
 
-__all__ = ["Entrant", "about_script", "entrants_of"]
+__all__ = ["Entrant", "entrants_of"]
 
 logger = logging.getLogger(__name__)
-
-MULTILINGUAL = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
-SAMPLE = 200  # texts
 
 
 @dataclass
@@ -96,15 +91,3 @@ def entrants_of(
     shown = " and ".join(f"{entrant.before} is {entrant.source}" for entrant in found)
     say(f"{shown[0].upper()}{shown[1:]}.")
     return found
-
-
-def about_script(texts: Iterable[str]) -> str:
-    """A sentence where most letters of a sample of texts are not Latin; else empty."""
-    letters = [x for text in islice(texts, SAMPLE) for x in text if x.isalpha()]
-    latin = sum(unicodedata.name(x, "").startswith("LATIN") for x in letters)
-    if 2 * latin >= len(letters):
-        return ""
-    return (
-        f"The texts are mostly not in Latin script, and {ENCODER} reads English: weigh another"
-        f" model as well, with --model {MULTILINGUAL}."
-    )

@@ -21,7 +21,7 @@ from st_magnitude.surgery.normalize import score_by_cosine
 from st_magnitude.surgery.vocabulary import remembered_tokens
 from st_magnitude.training import run_folder
 from st_magnitude.workbench.files.pairs import Data, Splits, load_splits
-from st_magnitude.workbench.finetune.entrants import Entrant, about_script, entrants_of
+from st_magnitude.workbench.finetune.entrants import Entrant, entrants_of
 from st_magnitude.workbench.finetune.run import FOLDS_OF_ENCODER, Run, TrainedModel
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.trainer import is_uneven, make_rows, reading
@@ -107,8 +107,6 @@ def train(
             say(note)
         if exam.judged is None:
             entrants = entrants[:1]  # as nobody can say which is better
-        if model is None and (about := about_script(exam.train.queries.values())):
-            say(about)
         settings["data"] = exam.train.digest
         if checkpoint is not None:
             run_folder.check_same_run(output, settings)

@@ -16,7 +16,7 @@ from st_magnitude.saving import find
 from st_magnitude.training.run_folder import RUN_RECORD
 from st_magnitude.workbench.finetune import budget
 from st_magnitude.workbench.finetune import train as training
-from st_magnitude.workbench.finetune.entrants import Entrant, about_script, entrants_of
+from st_magnitude.workbench.finetune.entrants import Entrant, entrants_of
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.judging import verdict as judging
 from st_magnitude.workbench.judging.choice import Decision
@@ -298,12 +298,6 @@ def test_a_hub_that_does_not_answer_costs_little(monkeypatch, tmp_path, answer, 
     expected = str(tmp_path / "model") if has_copy else None
     assert find.find_encoder() == (find.ENCODER if answer == "at once" else expected)
     assert time.perf_counter() - began < 10
-
-
-def test_texts_in_another_script_name_another_model():
-    assert about_script(["where is the door?", "1 + 1"]) == ""
-    assert about_script(["?!", ""]) == ""
-    assert "multilingual" in about_script(["где находится дверь?", "the door"])
 
 
 @pytest.mark.parametrize(
