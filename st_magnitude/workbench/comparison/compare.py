@@ -167,10 +167,11 @@ class Comparison:
         self.models.append(search(BEFORE, self.base, self.exam))
         self.on_test = time.perf_counter() - began
         if self.source is not None:
-            self.places[BEFORE] = Way(self.source, "")
+            self.places[BEFORE] = Way.of(self.base, self.source)
         for name, path in short_names(also).items():
-            self.models.append(search(name, load(path), self.exam))
-            self.places[name] = Way(path, "")
+            other = load(path)
+            self.models.append(search(name, other, self.exam))
+            self.places[name] = Way.of(other, path)
 
     @cached_property
     def steps(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,7 +15,6 @@ from st_magnitude._checks import INSTALL, MissingPackage
 from st_magnitude.saving.export import load
 from st_magnitude.saving.find import ENCODER, TABLE, find_encoder
 from st_magnitude.surgery.normalize import score_by_cosine
-from st_magnitude.workbench.judging.choice import Way
 from st_magnitude.workbench.judging.verdict import AFTER, BEFORE
 
 __all__ = ["Entrant", "entrants_of"]
@@ -45,14 +43,6 @@ class Entrant:
     @property
     def is_table(self) -> bool:
         return has_static_embedding_input(self.model)
-
-    @property
-    def place(self) -> Way | None:
-        """What ``deploy.json`` says of the model alone; None for one in memory."""
-        if self.source is None:
-            return None
-        revision = self.model.model_card_data.base_model_revision
-        return Way(self.source, "", "" if os.path.isdir(self.source) else revision or "")
 
     def stock(self) -> SentenceTransformer:
         """The model as it comes."""

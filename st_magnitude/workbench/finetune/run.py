@@ -138,13 +138,15 @@ class Run:
             self._train_winner(self.weighed[saved].entrant)
         confirmed = confirm(self.exam, self.systems, verdict, self.config.seed)
         if verdict is not None:
-            places = {
-                system.name: self.weighed[system.name].entrant.place
-                for system in self.systems
-                if not system.base
+            stock = {
+                one.name: self.weighed[one.name].entrant for one in self.systems if not one.base
             }
-            known = {name: place for name, place in places.items() if place is not None}
-            verdict = verdict.placed(known | {saved: Way(HERE, "")})
+            places = {
+                name: Way.of(entrant.model, entrant.source)
+                for name, entrant in stock.items()
+                if entrant.source is not None
+            }
+            verdict = verdict.placed(places | {saved: Way(HERE, "")})
         return self._save(saved, verdict, confirmed)
 
     @property

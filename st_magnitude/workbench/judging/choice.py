@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
@@ -186,6 +188,12 @@ class Way:
     model: str  # `HERE`, or the folder or hub id of one elsewhere; empty for BM25 alone
     how: Fusion | str  # with BM25: the fusion, or the tokens of BM25 alone
     revision: str = ""  # of a model of the hub, if it is known
+
+    @classmethod
+    def of(cls, model: SentenceTransformer, source: str) -> Way:
+        """A model alone, by the folder or hub id from which it was loaded."""
+        revision = model.model_card_data.base_model_revision
+        return cls(source, "", "" if os.path.isdir(source) else revision or "")
 
 
 @dataclass(frozen=True)

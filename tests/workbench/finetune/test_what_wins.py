@@ -19,7 +19,7 @@ from st_magnitude.workbench.finetune import train as training
 from st_magnitude.workbench.finetune.entrants import Entrant, entrants_of
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.judging import verdict as judging
-from st_magnitude.workbench.judging.choice import Decision
+from st_magnitude.workbench.judging.choice import Decision, Way
 from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.searcher import Searcher
 
@@ -137,7 +137,7 @@ def test_another_machine_finds_what_deploy_json_names(
     """A static table, models of the hub, the encoder of a package, and a folder of the user."""
     model = bag(WORDS)
     model.model_card_data.base_model_revision = revision or None  # as the hub gives it
-    place = Entrant(model, source).place
+    place = Way.of(model, source)
     assert (place.model, place.revision) == (source, revision)
     Decision("m", 0.5, "", "", None, systems={"m": place}).save(tmp_path)
     home, loaded = "st_magnitude.workbench.searcher", []
