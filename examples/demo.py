@@ -101,8 +101,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="new folder")
-    parser.add_argument("--size", type=int, default=120, help="files of each package")
-    parser.add_argument("--budget", default="60s", help="of the encoder, and of compare")
+    parser.add_argument("--size", type=int, default=50, help="files of each package")
+    parser.add_argument("--budget", default="2m", help="of the encoder, and of compare")
     options = parser.parse_args()
     output = options.output
     if output.exists() and any(output.iterdir()):

@@ -13,7 +13,7 @@ from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import summary
 from st_magnitude.workbench.comparison.config import Candidate
 from st_magnitude.workbench.comparison.result import CompareResult, Entry
-from st_magnitude.workbench.judging.contestants import Contestant, search
+from st_magnitude.workbench.judging.contestants import search
 from st_magnitude.workbench.judging.exam import Exam
 from st_magnitude.workbench.judging.verdict import AFTER, BEFORE, verdict_of
 
@@ -30,8 +30,8 @@ DATA = RetrievalData(QUERIES, CORPUS, {query: {"z"} for query in QUERIES})
 
 def verdict():
     exam = Exam(DATA, DATA)
-    names = {BEFORE: "", AFTER: BEFORE}
-    return verdict_of(exam, [search(Contestant(x, MODEL, base=y), exam) for x, y in names.items()])
+    after = replace(search(AFTER, MODEL, exam), base=BEFORE)
+    return verdict_of(exam, [search(BEFORE, MODEL, exam), after])
 
 
 def comparison():
@@ -48,7 +48,7 @@ def compression():
 SUMMARIES = {
     "ExponentCurve": lambda: stm.calibrate_exponent(MODEL, DATA),
     "CompareResult": comparison,
-    "Verdict": lambda: f"{verdict().deploy} {verdict()} {verdict().advice()}",
+    "Verdict": lambda: f"{verdict().deploy} {verdict()} {verdict().advice}",
     "a table of formats": lambda: summary(compression()),
     "of nan": lambda: summary([replace(cell, ndcg=float("nan")) for cell in compression()]),
 }

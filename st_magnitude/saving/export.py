@@ -27,7 +27,14 @@ from st_magnitude._files import is_moving, locked_folder, moved_in, refuse_used_
 from st_magnitude._upstream import encodes_alone, load_with_classes
 from st_magnitude.modules import HUB_OPTIONS, ExponentNorm
 from st_magnitude.saving.card import complete_card
-from st_magnitude.saving.find import TABLES, folder_of_table, not_found, refuse_other_folder
+from st_magnitude.saving.find import (
+    ENCODER,
+    TABLES,
+    find_encoder,
+    folder_of_table,
+    not_found,
+    refuse_other_folder,
+)
 from st_magnitude.similarity import at_least_float32
 from st_magnitude.surgery.adapters import has_adapter, merge_lora
 from st_magnitude.surgery.gradients import GradScale, without_grad_scale
@@ -179,7 +186,8 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
 
     ``"wordllama"``, or ``"table"``, is the static table of the PyPI package wordllama, which the
     extra ``table`` installs: 32,000 tokens x 256 dimensions, mean of tokens. It needs no hub and
-    trains in seconds.
+    trains in seconds. ``"sentence-transformers/all-MiniLM-L6-v2"`` comes from the cache, the hub or
+    the PyPI package that the extra ``encoder`` installs.
 
     Raises:
         ImportError: If the table is asked for and not installed.
@@ -193,6 +201,8 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         raise InputError("The name of the model is empty; give a folder or a hub id.")
     if path in TABLES and not os.path.isdir(path):
         return load_table(**kwargs)
+    if path == ENCODER and kwargs.get("revision") is None:
+        path = find_encoder() or path
     place = {name: kwargs[name] for name in HUB_OPTIONS if name in kwargs}
     _refuse_cross_encoder(path, place)
     with loading("model", path, has_options=bool(kwargs)):

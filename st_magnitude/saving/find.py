@@ -31,7 +31,7 @@ def refuse_missing(*names: str) -> None:
             refuse_other_folder("model", name)
         elif name in TABLES:
             folder_of_table()
-        else:
+        elif name != ENCODER or find_encoder() is None:
             _refuse_unknown(name)
 
 

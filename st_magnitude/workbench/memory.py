@@ -8,6 +8,7 @@ writes or reads them: a model in memory, a copy that is saved and an export know
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class AllReadError(DataError):
         )
 
 
-def write_memory(folder: Path, rows: Dataset, *before: str) -> None:
+def write_memory(folder: Path, rows: Dataset, before: Sequence[str] = ()) -> None:
     """Writes the keys of training rows, and of what the models of other folders have read, into the
     folder of a model."""
     texts = {text for column in rows.column_names for text in rows[column]}

@@ -83,7 +83,7 @@ class Searcher:
         name, way = decision.way(system)
         place = str(folder) if way.model in ("", HERE) else way.model
         try:
-            model = load(place)
+            model = load(place, **({"revision": way.revision} if way.revision else {}))
         except OSError as error:
             raise OSError(f"{folder} deploys {name!r} with a model elsewhere. {error}") from error
         score_by_cosine(model, logger.info)

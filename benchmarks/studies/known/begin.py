@@ -48,7 +48,7 @@ from st_magnitude.workbench.files.pairs import Splits
 from st_magnitude.workbench.finetune.settings import TrainConfig
 from st_magnitude.workbench.finetune.trainer import trained_copy
 from st_magnitude.workbench.judging.choice import systems_of
-from st_magnitude.workbench.judging.contestants import Contestant, search
+from st_magnitude.workbench.judging.contestants import search, search_in_folds
 from st_magnitude.workbench.judging.controls import bm25_control
 from st_magnitude.workbench.judging.exam import DEPTH, Exam
 
@@ -120,17 +120,17 @@ def measure(cell: Cell, pairs: Pairs) -> dict[str, Any]:
     exam = Exam.of(splits, model, confirm="test", folds=FOLDS[cell.model], seed=cell.seed)
     began = time.process_time()
     name = MODELS[cell.model]
-    stock = search(Contestant(name, copy.deepcopy(model)), exam)
+    stock = search(name, copy.deepcopy(model), exam)
     encoded = time.process_time()
     config = TrainConfig(seed=cell.seed)
     with tempfile.TemporaryDirectory() as work:
         train = partial(trained_copy, model=model, config=config, output=Path(work))
         final = train(exam.train)
         ended = time.process_time()
-        confirm = search(Contestant("", final), replace(exam, judged=None)).confirm
+        confirm = search("", final, replace(exam, judged=None)).confirm
         models = [stock]
         if cell.judged:
-            in_folds = search(Contestant(f"the trained {cell.model}", train=train), exam)
+            in_folds = search_in_folds(f"the trained {cell.model}", train, exam, name)
             models.append(replace(in_folds, confirm=confirm))
     lexical = bm25_control(exam.judged)[0]
     on_test = {name: bm25_run(exam.confirm, DEPTH, tokenizer=TOKENS[name]) for name in lexical}

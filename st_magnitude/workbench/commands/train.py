@@ -75,7 +75,7 @@ def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[s
     from st_magnitude.workbench.memory import notice
 
     verdict = trained.verdict
-    figures: dict[str, object] = {"geometry": trained.geometry, "prior": trained.prior}
+    figures: dict[str, object] = {"geometry": trained.geometry}
     figures["norm_warning"] = trained.norm_warning
     if verdict is not None:
         if verdict.deploy:
@@ -98,12 +98,12 @@ def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[s
         )
     else:
         typer.echo(f"\n{verdict}")
-        if advice := verdict.advice():
-            say(advice)
+        if verdict.advice:
+            say(verdict.advice)
     if settings.confirm is not None and trained.confirmed is not None:
         say(str(trained.confirmed))
         figures[settings.confirm] = trained.confirmed.to_dict()
     about_hashes = notice(trained.output) if trained.output and trained.trainer else ""
-    for text in filter(None, (trained.prior, trained.norm_warning, about_hashes)):
+    for text in filter(None, (trained.norm_warning, about_hashes)):
         say(text)
     return figures

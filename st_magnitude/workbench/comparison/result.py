@@ -13,6 +13,8 @@ from st_magnitude.workbench.judging.verdict import Verdict
 
 __all__ = ["CompareResult", "Entry"]
 
+MORE_TIME = "Give a longer --budget: this one has left out steps, or a loss."
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -61,8 +63,7 @@ class CompareResult(Result):
     not_compared: tuple[str, ...]  # losses of which no candidate was trained to its end
     notes: tuple[str, ...]  # sentences about the data
     train_options: str = ""  # of ``st-magnitude train``, for the winner
-    steps: int = 0  # of a candidate by the settings
-    budget_needed: str = ""  # for each loss with these steps, if the budget held less
+    is_short: bool = False  # whether the budget left out steps, or a loss
 
     @property
     def first(self) -> Entry:
@@ -99,7 +100,7 @@ class CompareResult(Result):
         if self.is_alone:
             return (
                 f"Nothing is recommended: the budget was over after one candidate, {name}."
-                f" {self._longer_budget} {test.headline}"
+                f" {MORE_TIME} {test.headline}"
             )
         found = [f"Train with {name}."]
         if test.is_worse:
@@ -112,29 +113,14 @@ class CompareResult(Result):
                 f" against {self.cosine.name}: {self.over_cosine.name.lower()}."
             )
         found.append(test.headline)
-        if self.first.steps < self.steps:
-            found.append(
-                f"The budget has cut {self.steps:,} steps to {self.first.steps:,}, after which"
-                " another one may be first."
-            )
-        exponent = self.winner.exponent
-        if exponent == 1:
-            found.append("It is scored by cosine, so every server and database serves it.")
-        else:
-            how = "dot" if exponent == 0 else f"document exponent {exponent:.2f}, with stm.load"
-            found.append(f"It is scored by {how}: docs/serving.md lists servers that keep norms.")
         if self.left_out:
             number = self.left_out + len(self.candidates)
             found.append(f"The budget held {len(self.candidates)} of {number} candidates.")
         if self.not_compared:
             found.append(f"Not compared (no time, or diverged): {', '.join(self.not_compared)}.")
-        if self.budget_needed:
-            found.append(self._longer_budget)
+        if self.is_short:
+            found.append(MORE_TIME)
         return " ".join(found)
-
-    @property
-    def _longer_budget(self) -> str:
-        return f"--budget {self.budget_needed} holds all steps of a candidate of each loss."
 
     @property
     def test_table(self) -> Table:

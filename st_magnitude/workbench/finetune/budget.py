@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Plan", "plan_of"]
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+__all__ = ["MARGIN", "OverBudget", "Plan", "plan_of", "time_limit"]
 
 MARGIN = 1.2  # over the time that was estimated
+
+
+class OverBudget(Exception):
+    """A model has computed for longer than its budget holds."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Within the block, models compute for so many seconds at most. OverBudget: they were slower.
+    Models of other threads are not stopped."""
+    ends = time.perf_counter() + seconds
+    thread = threading.get_ident()
+
+    def check(*_: object) -> None:
+        if time.perf_counter() > ends and threading.get_ident() == thread:
+            raise OverBudget
+
+    hook = register_module_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @dataclass(frozen=True)
@@ -16,13 +43,16 @@ class Plan:
     """The part of an encoder in a run.
 
     Attributes:
-        epochs: The epochs of each training. 0: it is weighed as it comes; None: it is left out.
         note: A sentence for the user, before the time is spent.
+        weighs: Whether it is weighed as it comes.
+        trains: Whether it is trained.
+        last: The seconds of the training on all pairs, after those that judge.
     """
 
-    epochs: float | None
     note: str
-    is_cut: bool = False  # whether there are fewer epochs than by default
+    weighs: bool = True
+    trains: bool = False
+    last: float = 0.0
 
 
 def plan_of(
@@ -31,7 +61,7 @@ def plan_of(
     rate: float,
     searches: int,
     steps: int,
-    epochs: float,
+    last: int,
     step: Callable[[], float],
 ) -> Plan:
     """The plan for a budget in seconds, and estimates.
@@ -41,22 +71,19 @@ def plan_of(
         rate: Texts encoded in a second.
         searches: Models that are trained and encode all texts.
         steps: The steps of all trainings.
-        epochs: The epochs of each training by default.
+        last: Those of the training on all pairs, if it comes after those that judge.
         step: Measures the seconds of a step, if there is time for the encoding.
     """
     once = texts / rate
     if once > budget:
         said = f"The encoder is left out: it encodes {texts:,} texts in about {_time(once)}"
-        return Plan(None, f"{said}. {_remedy(budget, once)}")
-    training = steps * step()
-    whole = (1 + searches) * once + training
+        return Plan(f"{said}. {_remedy(budget, once)}", weighs=False)
+    pace = step()
+    whole = (1 + searches) * once + steps * pace
     if whole <= budget:
-        return Plan(epochs, f"The encoder takes about {_time(whole)}.")
-    if (cut := epochs * (budget - whole + training) / training) >= 1:
-        said = f"The encoder is trained for {cut:.1f} epochs instead of {epochs:.1f}"
-        return Plan(cut, f"{said}. {_remedy(budget, whole)}", is_cut=True)
+        return Plan(f"The encoder takes about {_time(whole)}.", trains=True, last=last * pace)
     said = "The encoder is weighed as it comes, as its training takes too long"
-    return Plan(0.0, f"{said}. {_remedy(budget, whole)}")
+    return Plan(f"{said}. {_remedy(budget, whole)}")
 
 
 def _remedy(budget: float, needed: float) -> str:

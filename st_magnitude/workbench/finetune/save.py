@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask, encode
+from st_magnitude.evaluation.magnitude import geometry_figures
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.saving.card import add_section
-from st_magnitude.surgery.raw import output_width
 from st_magnitude.training import run_folder
-from st_magnitude.workbench.finetune.card import RetrievalEvaluator
 from st_magnitude.workbench.judging.choice import Decision
+from st_magnitude.workbench.judging.exam import Exam
 from st_magnitude.workbench.judging.verdict import Verdict
 from st_magnitude.workbench.memory import write_memory
 
-__all__ = ["about_size", "note_figures", "save_trained", "write_run"]
+__all__ = ["RetrievalEvaluator", "card_figures", "note_figures", "save_run"]
+
+NUM_DOCUMENTS = 500  # of the sample whose norms are measured
+NUM_QUERIES = 100
 
 
-def about_size(model: SentenceTransformer, base: str | None) -> str:
-    width = output_width(model) or 0
-    trained_from = f"Trained from `{Path(base).name}`. " if base else ""
-    return f"{trained_from}An embedding takes {4 * width:,} bytes, and {width:,} as int8."
+def card_figures(
+    model: SentenceTransformer, exam: Exam, seed: int, task: EncodedTask | None = None
+) -> dict[str, float]:
+    """Norms and directions of a sample of queries and documents, for the model card. Without the
+    embeddings of all data, only the sample is encoded."""
+    data = exam.judged or exam.train
+    rng = np.random.default_rng(seed)
+    asked = rng.permutation(len(data.query_ids))[:NUM_QUERIES]
+    drawn = np.sort(rng.permutation(len(data.document_ids))[:NUM_DOCUMENTS])
+    documents = [data.document_ids[column] for column in drawn]
+    if task is None:
+        texts = {query: data.queries[query] for query in (data.query_ids[row] for row in asked)}
+        sample = RetrievalData(texts, {i: data.corpus[i] for i in documents}, {})
+        task = encode(model, sample, "cosine", before_normalize=True, only=texts)
+        sides = {"document": task.documents, "query": task.queries}
+    else:
+        sides = {"document": task.documents[drawn], "query": task.queries[asked]}
+    return geometry_figures(sides, np.array([document in exam.answers for document in documents]))
+
+
+class RetrievalEvaluator(SentenceEvaluator):
+    """Its name stands next to the figures in a model card."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
 
 
 def note_figures(
@@ -37,39 +66,34 @@ def note_figures(
     steps = {"before": 0, "after": trainer.state.global_step}
     for when, shown in geometry.items():
         found = {"ndcg@10": ndcg[when], **shown} if ndcg else dict(shown)
-        RetrievalEvaluator().note(trainer.model, when, found, steps[when])
+        evaluator = RetrievalEvaluator(when)
+        metrics = evaluator.prefix_name_to_metrics(found, when)
+        evaluator.primary_metric = next(iter(metrics))  # in bold
+        evaluator.store_metrics_in_model_card_data(trainer.model, metrics, -1, steps[when])
 
 
-def save_trained(
-    trainer: SentenceTransformerTrainer,
-    output: Path,
-    figures: Mapping[str, object],
-    sections: Mapping[str, str | None],
-    decision: Decision | None = None,
-    *base: str,
-) -> None:
-    """Writes the model, its card with further sections, ``training.json``, the decision, and the
-    hashes of the texts that it, and before it the base in a folder, has read."""
-    loss = cast(MagnitudeRankingLoss, trainer.loss)
-    rows = cast(Dataset, trainer.train_dataset)
-    # the card describes the loss again, with the exponents that it learned
-    card = trainer.model.model_card_data
-    card.train_datasets = card.extract_dataset_metadata(rows, card.train_datasets, loss, "train")
-    record = {"loss": type(loss).__name__, **loss.get_config_dict()}
-    record |= {"processes": trainer.args.world_size, **figures, "log": trainer.state.log_history}
-    write_run(trainer.model, output, record, sections, rows, decision, *base)
-
-
-def write_run(
+def save_run(
     model: SentenceTransformer,
+    trainer: SentenceTransformerTrainer | None,
     output: Path,
     record: Mapping[str, object],
     sections: Mapping[str, str | None],
-    rows: Dataset,
-    decision: Decision | None,
-    *base: str,
+    decision: Decision | None = None,
+    bases: Sequence[str] = (),
 ) -> None:
-    """Writes a model and its record, and the hashes of what it and its base have read."""
+    """Writes a model, its card with further sections, ``training.json``, the decision, and the
+    hashes of the texts that it, and before it the models in other folders, have read."""
+    rows = Dataset.from_dict({})
+    if trainer is not None:
+        rows = cast(Dataset, trainer.train_dataset)
+        loss = cast(MagnitudeRankingLoss, trainer.loss)
+        # the card describes the loss again, with the exponents that it learned
+        card = model.model_card_data
+        known = card.train_datasets
+        card.train_datasets = card.extract_dataset_metadata(rows, known, loss, "train")
+        about = {"loss": type(loss).__name__, **loss.get_config_dict()}
+        about["processes"] = trainer.args.world_size
+        record = {**about, **record, "log": trainer.state.log_history}
     texts = [text for row in rows.take(4) for text in list(row.values())[:2]]
     with run_folder.saved(model, output, "training.json", record, texts) as folder:
         for title, text in sections.items():
@@ -77,4 +101,4 @@ def write_run(
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")
         if decision is not None:
             decision.save(folder)
-        write_memory(folder, rows, *base)
+        write_memory(folder, rows, bases)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from datasets import Dataset
@@ -21,15 +21,12 @@ from st_magnitude.surgery.normalize import score_by_cosine
 from st_magnitude.surgery.vocabulary import remembered_tokens
 from st_magnitude.training import run_folder
 from st_magnitude.workbench.files.pairs import Data, Splits, load_splits
-from st_magnitude.workbench.finetune.entrants import Entrant, about_script, entrants_of
+from st_magnitude.workbench.finetune.entrants import Entrant, entrants_of
 from st_magnitude.workbench.finetune.run import FOLDS_OF_ENCODER, Run, TrainedModel
 from st_magnitude.workbench.finetune.settings import TrainConfig
-from st_magnitude.workbench.finetune.trainer import (
-    make_rows,
-    reading,
-    warn_of_left_out,
-)
+from st_magnitude.workbench.finetune.trainer import is_uneven, make_rows, reading
 from st_magnitude.workbench.judging.exam import MOST_QUERIES, Exam
+from st_magnitude.workbench.judging.folds import DEFAULT_FOLDS
 
 __all__ = ["TrainConfig", "TrainedModel", "train"]
 
@@ -38,16 +35,8 @@ logger = logging.getLogger(__name__)
 MOST_WITH_ENCODER = 2_000  # queries that are held out in folds
 
 # Settings that may change when a run is resumed, if the training data stay
-FREE = {"split", "dev_split", "confirm", "epochs", "max_steps", "mini_batch_size", "bf16"}
-FREE |= {
-    "worth",
-    "budget",
-    "save_steps",
-    "keep_anyway",
-    "keep_scoring",
-    "keep_checkpoints",
-    "resume",
-}
+FREE = {"split", "dev_split", "confirm", "epochs", "max_steps", "mini_batch_size", "bf16", "worth"}
+FREE |= {"budget", "save_steps", "keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
 
 
 def train(
@@ -109,6 +98,8 @@ def train(
                 pass  # it refuses models and lengths that do not fit
             refuse_frozen(entrant.model)
             score_by_cosine(entrant.model, say)
+            if entrant.source is None:
+                entrant.kept = copy.deepcopy(entrant.model)
             stack.enter_context(remembered_tokens(entrant.model))
         refuse_missing(*also)
         exam = _exam(load_splits(data), entrants, also, config)
@@ -116,14 +107,11 @@ def train(
             say(note)
         if exam.judged is None:
             entrants = entrants[:1]  # as nobody can say which is better
-        if model is None and (about := about_script(exam.train.queries.values())):
-            say(about)
         settings["data"] = exam.train.digest
         if checkpoint is not None:
             run_folder.check_same_run(output, settings)
-        rows = make_rows(exam.train, config.negatives, config.seed)
-        warn_of_left_out(exam.train, rows)
-        _warn_without_negatives(config.loss, exam, rows)
+        rows = make_rows(exam.train, config.negatives, config.seed, warns=True)
+        _warn_of_data(config, exam, rows)
         run = Run(entrants, exam, rows, config, output, settings, checkpoint, also, say)
         if os.environ.get("RANK", "0") != "0":  # the first process measures and saves
             return TrainedModel(run.train_fully(entrants[0]), {}, None, output)
@@ -152,8 +140,8 @@ def _exam(
     splits: Splits, entrants: Sequence[Entrant], also: Collection[str], config: TrainConfig
 ) -> Exam:
     """The exam of all models: in folds where there are few queries."""
-    has_encoder = not all(entrant.is_table for entrant in entrants)
-    exam = Exam.of(
+    are_tables = [entrant.is_table for entrant in entrants]
+    return Exam.of(
         splits,
         entrants[0].model,
         *(entrant.source for entrant in entrants if entrant.source),
@@ -162,21 +150,25 @@ def _exam(
         judge=config.dev_split,
         confirm=config.confirm,
         folds=config.folds,
-        most=MOST_WITH_ENCODER if has_encoder else MOST_QUERIES,
+        usual=DEFAULT_FOLDS if any(are_tables) else FOLDS_OF_ENCODER,
+        most=MOST_QUERIES if all(are_tables) else MOST_WITH_ENCODER,
         seed=config.seed,
     )
-    if config.folds is None and not any(entrant.is_table for entrant in entrants):
-        return replace(exam, folds=exam.in_folds(FOLDS_OF_ENCODER))
-    return exam
 
 
-def _warn_without_negatives(loss: str, exam: Exam, rows: Dataset) -> None:
+def _warn_of_data(config: TrainConfig, exam: Exam, rows: Dataset) -> None:
+    """Says what the prior and the loss lack."""
+    if config.prior and not is_uneven(rows["positive"]):
+        logger.warning(
+            f"All {len({*rows['positive']}):,} documents are equally often positives: the prior"
+            " changes nothing and is left out."
+        )
     never_relevant = set().union(*exam.train.negatives.values()).difference(exam.answers)
     has_negatives = len(rows.column_names) > 2 and never_relevant
-    if LOSSES[loss].keeps_norms and not has_negatives:
+    if LOSSES[config.loss].keeps_norms and not has_negatives:
         logger.warning(
-            f"The loss {loss} keeps the norms of documents, but no training row has a negative that"
-            " is judged 0 and answers no query, from which norms learn what is never relevant. Add"
-            " such judgments, best of documents that resemble the queries (docs/losses.md), or take"
-            " the loss cosine."
+            f"The loss {config.loss} keeps the norms of documents, but no training row has a"
+            " negative that is judged 0 and answers no query, from which norms learn what is never"
+            " relevant. Add such judgments, best of documents that resemble the queries"
+            " (docs/losses.md), or take the loss cosine."
         )

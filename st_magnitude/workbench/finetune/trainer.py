@@ -44,9 +44,8 @@ from st_magnitude.training.run_folder import WORK
 from st_magnitude.training.stopping import refuse_diverged
 from st_magnitude.workbench.finetune.settings import TrainConfig
 
-__all__ = ["TIMED_STEPS", "epochs_of", "is_uneven", "make_rows", "make_trainer", "reading"]
-__all__ += ["sampler_of", "seconds_per_step", "steps_of", "train_copy", "trained_copy"]
-__all__ += ["warn_of_left_out", "with_defaults"]
+__all__ = ["TIMED_STEPS", "is_uneven", "make_rows", "make_trainer", "reading", "sampler_of"]
+__all__ += ["seconds_per_step", "steps_of", "train_copy", "trained_copy", "with_defaults"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,18 +77,19 @@ def reading(model: SentenceTransformer, length: int | SentenceTransformer | None
             reader.max_seq_length = limit
 
 
-def make_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
+def make_rows(
+    data: RetrievalData, negatives: int | None, seed: int, warns: bool = False
+) -> Dataset:
     """Rows of `RetrievalData.triplets`; by default with one negative if some are judged."""
     number = int(any(data.negatives.values())) if negatives is None else negatives
-    return data.triplets(number, seed)
-
-
-def warn_of_left_out(data: RetrievalData, rows: Dataset) -> None:
-    if left := sum(map(len, data.relevant.values())) - len(rows):
+    rows = data.triplets(number, seed)
+    left = sum(map(len, data.relevant.values())) - len(rows)
+    if warns and left:  # once, and not in each fold
         logger.warning(
             f"Left out {left:,} training pairs of which a text is a query of dev, of test, or of"
             " other held-out queries."
         )
+    return rows
 
 
 def is_uneven(positives: Iterable[str]) -> bool:
@@ -101,30 +101,24 @@ def with_defaults(config: TrainConfig, model: SentenceTransformer, num_rows: int
     """The settings with the defaults for a kind of model; of tables docs/research/known.md."""
     is_table = has_static_embedding_input(model)
     is_plain = config.loss == "cosine" and config.dims is None and config.temperatures is None
+    batch_size = config.batch_size or (512 if is_table and num_rows > MANY_ROWS else 32)
+    per_epoch = max(1, num_rows // batch_size)
     defaults = {
-        "epochs": 3.0 if is_table else epochs_of(config, num_rows),
-        "batch_size": 512 if is_table and num_rows > MANY_ROWS else 32,
+        "epochs": 3.0 if is_table else min(max(1.0, STEPS / per_epoch), MOST_EPOCHS),
+        "batch_size": batch_size,
         "temperature": 0.1 if is_table and is_plain else None,
     }
     given = {name: value for name, value in vars(config).items() if value is not None}
     return TrainConfig(**defaults | given)
 
 
-def epochs_of(config: TrainConfig, num_rows: int) -> float:
-    """The epochs of the training of an encoder: by default those of at least `STEPS` steps, but at
-    most `MOST_EPOCHS`, and at least one."""
-    per_epoch = max(1, num_rows // (config.batch_size or 32))
+def steps_of(config: TrainConfig, model: SentenceTransformer, num_rows: int) -> int:
+    """The steps of a training."""
     if config.max_steps > 0:
-        return config.max_steps / per_epoch
-    if config.epochs is not None:
-        return config.epochs
-    return min(max(1.0, STEPS / per_epoch), MOST_EPOCHS)
-
-
-def steps_of(config: TrainConfig, num_rows: int) -> int:
-    """The steps of the training of an encoder."""
-    per_epoch = max(1, num_rows // (config.batch_size or 32))
-    return math.ceil(epochs_of(config, num_rows) * per_epoch)
+        return config.max_steps
+    config = with_defaults(config, model, num_rows)
+    per_epoch = max(1, num_rows // cast(int, config.batch_size))
+    return max(1, math.ceil(cast(float, config.epochs) * per_epoch))
 
 
 def make_trainer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import InputError
 from st_magnitude.data.ranking import Ranking
@@ -133,6 +135,7 @@ class System:
     confirm: Ranking | None = None  # of a model, for the queries that confirm
     base: str = ""  # name of the model that was trained; empty for one as it comes
     cost: Cost | None = None
+    folds: int = 0  # in which the model was trained
 
     @property
     def tokens(self) -> str:
@@ -184,6 +187,13 @@ class Way:
 
     model: str  # `HERE`, or the folder or hub id of one elsewhere; empty for BM25 alone
     how: Fusion | str  # with BM25: the fusion, or the tokens of BM25 alone
+    revision: str = ""  # of a model of the hub, if it is known
+
+    @classmethod
+    def of(cls, model: SentenceTransformer, source: str) -> Way:
+        """A model alone, by the folder or hub id from which it was loaded."""
+        revision = model.model_card_data.base_model_revision
+        return cls(source, "", "" if os.path.isdir(source) else revision or "")
 
 
 @dataclass(frozen=True)
@@ -225,11 +235,10 @@ class Decision:
             return f"{said}. It is simpler than {self.rival}, the best: {self.over_rival}."
         return f"{said}. Nothing else is better." if self.lead is None else f"{said}."
 
-    def placed(self, systems: Iterable[System], places: Mapping[str, str]) -> Decision:
-        """The decision with the ways to search that need BM25 alone, or a model with a place: the
-        folder, or the name of a model elsewhere."""
+    def placed(self, systems: Iterable[System], places: Mapping[str, Way]) -> Decision:
+        """The decision with the ways to search that need BM25 alone, or a model with a place."""
         found = {
-            system.name: Way(places.get(system.model, ""), system.how)
+            system.name: replace(places.get(system.model, Way("", "")), how=system.how)
             for system in systems
             if not system.model or system.model in places
         }
@@ -259,13 +268,11 @@ class Decision:
             return None
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
-            if known.get("is_trained") is False and known["name"] != "BM25":  # of older folders
-                known["model"] = known["name"]
             known["how"] = _how(known["how"])
             for name in ("lead", "over_rival"):
                 known[name] = _read(Difference, known[name]) if known.get(name) else None
-            systems = known.get("systems", {}).items()
-            known["systems"] = {name: Way(of["model"], _how(of["how"])) for name, of in systems}
+            for name, way in known["systems"].items():
+                known["systems"][name] = _read(Way, way | {"how": _how(way["how"])})
             return _read(cls, known)
         except (AttributeError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: remove it, or train again.") from error

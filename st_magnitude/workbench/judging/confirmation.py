@@ -9,10 +9,9 @@ from st_magnitude.data.ranking import Ranking
 from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.result import Result, Table
 from st_magnitude.workbench.judging.choice import System
-from st_magnitude.workbench.judging.copies import NO_COPIES, Copies
 from st_magnitude.workbench.judging.exam import DEPTH, Exam
 from st_magnitude.workbench.judging.folds import split_of
-from st_magnitude.workbench.judging.verdict import Row, Verdict, row_of, table_of
+from st_magnitude.workbench.judging.verdict import NO_COPIES, Copies, Row, Verdict, row_of, table_of
 
 __all__ = ["Confirmation", "confirm"]
 
@@ -55,15 +54,12 @@ def confirm(
         return None
     data = exam.confirm.only(exam.confirm.query_ids)
     rankings = {model.name: model.confirm for model in models if model.confirm is not None}
-    systems = {model.name: model for model in models}
-    first = next(model for model in models if model.base)
-    names = [first.name, first.base]
-    if verdict is not None:
+    systems = {system.name: system for system in (verdict.systems if verdict else models)}
+    trained = next(model for model in models if model.base)
+    names = [verdict.name, verdict.base] if verdict else [trained.name, trained.base]
+    if verdict is not None and verdict.decision is not None:
         decision = verdict.decision
-        systems = {system.name: system for system in verdict.systems}
-        names = [verdict.name, verdict.base]
-        if decision is not None:
-            names = [decision.name, decision.over, decision.rival, verdict.base]
+        names = [decision.name, decision.over, decision.rival, verdict.base]
     lexical: dict[str, Ranking] = {}
     found = []
     for system in (systems[name] for name in dict.fromkeys(filter(None, names))):

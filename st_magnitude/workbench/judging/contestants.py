@@ -1,4 +1,4 @@
-"""Contestants: models to weigh, each as it comes or trained, on the queries of an exam."""
+"""How models search for the queries of an exam, as they come and trained in folds."""
 
 from __future__ import annotations
 
@@ -18,54 +18,44 @@ from st_magnitude.evaluation.lexical import LARGE
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import is_cut, normalizes_output
 from st_magnitude.workbench.judging.choice import System
-from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.exam import DEPTH, Exam
 
-__all__ = ["Contestant", "Encoded", "search", "task_of"]
+__all__ = ["Encoded", "search", "search_in_folds", "task_of"]
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A model to weigh.
+def search(name: str, model: SentenceTransformer, exam: Exam) -> System:
+    """How a model searches for the queries of an exam."""
+    return Encoded.of(name, model, exam).system()
 
-    Attributes:
-        name: Its name in tables.
-        model: The model as it comes; None if it has to be trained.
-        train: Returns a copy of it that was trained on data, such as those of a fold.
+
+def search_in_folds(
+    name: str,
+    train: Callable[[RetrievalData], SentenceTransformer],
+    exam: Exam,
+    base: str,
+    folds: int | None = None,
+    exponent: float | None = None,
+) -> System:
+    """How a model that is trained searches for the queries of an exam: it is trained once for each
+    fold, and searches for its queries alone.
+
+    Args:
+        train: Returns a copy of the model that was trained on the data of a fold.
         base: The name of the model that is trained.
-        cost: What it costs to serve.
-        folds: The number of folds, if the exam has any; by default those that it has.
+        folds: Their number; by default those of the exam.
+        exponent: Of documents; by default as the model was trained.
     """
-
-    name: str
-    model: SentenceTransformer | None = None
-    train: Callable[[RetrievalData], SentenceTransformer] | None = None
-    base: str = ""
-    cost: Cost | None = None
-    folds: int | None = None
-
-
-def search(contestant: Contestant, exam: Exam, exponent: float | None = None) -> System:
-    """How a contestant searches for the queries of an exam.
-
-    One that has to be trained is trained on each paper, and searches for its queries alone, by a
-    document exponent or as it was trained.
-    """
-    if contestant.train is None:
-        model = cast(SentenceTransformer, contestant.model)
-        found = Encoded.of(contestant.name, model, exam).system()
-        return replace(found, base=contestant.base, cost=contestant.cost)
     rankings = []
-    number = len(exam.in_folds(contestant.folds))
-    shown = f"Training and measuring {contestant.base or contestant.name} in {number} folds"
-    for train, asked in tqdm(exam.papers(contestant.folds), shown, number, disable=not number):
-        task = task_of(contestant.train(train), asked)
+    number = len(exam.in_folds(folds))
+    shown = f"Training and measuring {base} in {number} folds"
+    for data, asked in tqdm(exam.papers(folds), shown, number):
+        task = task_of(train(data), asked)
         if exponent is not None:
             task = replace(task, similarity=Similarity(1.0, exponent))
         rankings.append(task.search(DEPTH))
     ranking = Ranking.joined(cast(RetrievalData, exam.judged), rankings)
     used = float(task.similarity.exponents[1])
-    return System(contestant.name, ranking, used, base=contestant.base, cost=contestant.cost)
+    return System(name, ranking, used, base=base, folds=number)
 
 
 @dataclass(frozen=True)

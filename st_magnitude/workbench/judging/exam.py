@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from functools import cached_property
 from typing import cast
 
@@ -13,14 +14,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
 
 from st_magnitude._checks import InputError
+from st_magnitude.data.beir import canonical
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.workbench.files.pairs import Splits
-from st_magnitude.workbench.judging.copies import near_copies
 from st_magnitude.workbench.judging.folds import (
     DEFAULT_FOLDS,
     folds_of,
     number_of_different,
-    where,
 )
 from st_magnitude.workbench.memory import unread, unread_split
 
@@ -28,6 +28,8 @@ __all__ = ["Exam"]
 
 DEPTH = 100  # documents of every search for each query
 MOST_QUERIES = 5_000  # with more, one split shows small gains as well
+NEAR_RATIO = 0.9  # edit ratio of near copies
+NEAR_WORDS = 32  # most words of them
 MOST_HELD_OUT = 500  # queries, and at most one of DEFAULT_FOLDS
 
 
@@ -56,6 +58,7 @@ class Exam:
         choose: str | None = None,
         confirm: str | None = None,
         folds: int | None = None,
+        usual: int = DEFAULT_FOLDS,
         most: int | None = None,
         seed: int = 0,
     ) -> Exam:
@@ -63,9 +66,9 @@ class Exam:
         folders has read: its own, if it has one, and those of others next to it.
 
         Where the split that judges is missing or was drawn at random, folds of the training queries
-        judge, by default five for a static table, and for all models if there are at most ``most``
-        queries. With ``choose``, queries are held out for any
-        other split that is missing.
+        judge, by default for a static table, and for all models if there are at most ``most``
+        queries: ``folds`` of them, or as many as is ``usual``. With ``choose``, queries are held
+        out for any other split that is missing.
 
         Raises:
             DataError: If splits share queries, a model was trained on all queries of one, or there
@@ -91,12 +94,12 @@ class Exam:
             whole = training if judged is None else training.joined(splits[judge])
             if most is None:
                 most = MOST_QUERIES if has_static_embedding_input(model) else 0
-            rest, in_folds = _in_folds(whole, most, folders, folds, seed)
+            rest, in_folds = _in_folds(whole, most, folders, folds, usual, seed)
             if in_folds and (choose is not None or judged is not None):
                 which = f"of {train} and {judge}" if choose is None else f"outside of {choose}"
                 notes.append(
-                    f"The {len(rest.query_ids):,} queries {which} judge the result, held out in"
-                    f" {len(in_folds)} folds."
+                    f"The {len(rest.query_ids):,} queries {which} judge the result, by"
+                    " cross-validation."
                 )
             if in_folds:
                 training, judged = whole, rest
@@ -134,20 +137,13 @@ class Exam:
         papers = [*self.papers(), (self.train, self.confirm)]
         return set().union(*(near_copies(train, asked) for train, asked in papers if asked))
 
-    @property
-    def where(self) -> str:
-        """The queries that judge, as "998 dev queries"."""
-        data = cast(RetrievalData, self.judged)
-        if not self.folds:
-            return where(data)
-        return f"{len(data.query_ids):,} queries, held out in {len(self.folds)} folds"
-
 
 def _in_folds(
     data: RetrievalData,
     most: int,
     folders: Sequence[str],
     wanted: int | None,
+    usual: int,
     seed: int,
 ) -> tuple[RetrievalData, list[set[str]]]:
     """The queries that no model has read, and their folds, if there are any."""
@@ -160,7 +156,7 @@ def _in_folds(
     different = number_of_different(data) if data.relevant else 0
     if wanted is None and not 2 * DEFAULT_FOLDS <= different <= most:
         return data, []
-    number = wanted or DEFAULT_FOLDS
+    number = wanted or usual
     if not 2 <= number <= different:
         raise InputError(
             f"folds is {number}; give at least 2, and at most the number of different queries with"
@@ -183,3 +179,25 @@ def _held_out(
     said = f"There is no {name} split: {len(part.query_ids):,} training queries are held out."
     notes.append(said)
     return data.only(data.queries.keys() - part.queries.keys()), part
+
+
+def near_copies(train: RetrievalData, asked: RetrievalData) -> set[str]:
+    """Ids of the queries that equal a training query up to a word or a letter."""
+    texts = {query: canonical(text) for query, text in asked.asked.items()}
+    index: dict[int, list[str]] = {}
+    for query, text in texts.items():
+        for key in _keys(text):
+            index.setdefault(key, []).append(query)
+    found: set[str] = set()
+    for text in {*map(canonical, train.asked.values())}:
+        near = {query for key in _keys(text) for query in index.get(key, ())} - found
+        found |= {q for q in near if SequenceMatcher(None, text, texts[q]).ratio() >= NEAR_RATIO}
+    return found
+
+
+def _keys(text: str) -> set[int]:
+    """Hashes of the words of a text, and of all its words but one."""
+    words = text.split()
+    hashes = [*map(hash, words if len(words) > 2 else text)]  # of characters without spaces
+    total = sum(hashes)
+    return {total, *map(total.__sub__, hashes)} if len(hashes) <= NEAR_WORDS else set()

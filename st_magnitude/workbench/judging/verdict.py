@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
 
 from st_magnitude._checks import counted
-from st_magnitude.data.ranking import Ranking
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.judge import Difference, judge, nothing_found
-from st_magnitude.result import UNSAVED, Result, Table, shortened
+from st_magnitude.result import UNSAVED, Result, Table
 from st_magnitude.workbench.judging.choice import (
-    POWER,
-    WITH_BM25,
     WORTH,
     Decision,
-    Fusion,
     System,
+    Way,
     decide,
     systems_of,
 )
 from st_magnitude.workbench.judging.controls import CLASSIFIER, Controls
-from st_magnitude.workbench.judging.copies import NO_COPIES, Copies
 from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.exam import Exam
-from st_magnitude.workbench.judging.folds import number_of_different
+from st_magnitude.workbench.judging.folds import number_of_different, where
 
-__all__ = ["AFTER", "BEFORE", "Row", "Scored", "Scoring", "Verdict"]
-__all__ += ["nothing_to_deploy", "row_of", "scored_of", "scoring_name", "table_of", "trained_of"]
-__all__ += ["verdict_of"]
+__all__ = ["AFTER", "BEFORE", "NO_COPIES", "Copies", "Row", "Scored", "Verdict"]
+__all__ += ["nothing_to_deploy", "row_of", "scoring_name", "table_of", "trained_of", "verdict_of"]
 
 BEFORE = "the pretrained model"
 AFTER = "the trained model"
 
-FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
+MANY = 0.05  # share of near copies, above which the others are judged alone as well
 FEWEST = 10  # different queries that can decide what to deploy
 LOW = 0.1  # nDCG@10 below which a file probably names one of many equally good answers
 LEAST = 0.02  # nDCG@10 above chance that is worth a recommendation
@@ -56,17 +54,6 @@ class Scored:
     @property
     def name(self) -> str:
         return scoring_name(self.exponent)
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """The document exponents that a trained model could be saved with."""
-
-    as_trained: Scored  # under the similarity of the loss
-    # at `ExponentCurve.best`: as trained, unless the queries have chosen another exponent, which is
-    # clearly better
-    best: Scored
-    curve: dict[str, float]  # nDCG@10 by document exponent
 
 
 @dataclass(frozen=True)
@@ -100,6 +87,38 @@ def table_of(where: str, rows: Iterable[Row], deployed: str = "", note: str = ""
 
 
 @dataclass(frozen=True)
+class Copies:
+    """How many of the queries that judge are near copies of training queries; and where these are
+    many, the difference on the others."""
+
+    number: int
+    others: Difference | None = None
+    over: str = ""  # name of the other search
+
+    @classmethod
+    def of(cls, after: System, before: System, copies: Collection[str], seed: int) -> Copies:
+        """The near copies, by their ids, among the queries of two searches."""
+        ranking = after.ranking
+        is_copy = np.array([query in copies for query in ranking.query_ids])
+        differences = (ranking.ndcg - before.ranking.ndcg)[~is_copy & ranking.has_answer]
+        if is_copy.sum() <= MANY * len(is_copy) or not len(differences):
+            return cls(int(is_copy.sum()))
+        return cls(int(is_copy.sum()), judge(differences, seed=seed), before.name)
+
+    def __str__(self) -> str:
+        if not self.number:
+            return ""
+        said = f"Up to a word, training rows hold {self.number:,} of these queries"
+        if self.others is None:
+            return f"{said}."
+        said += f"; on the {self.others.queries:,} others, the change is {self.others}"
+        return f"{said} against {self.over}."
+
+
+NO_COPIES = Copies(0)
+
+
+@dataclass(frozen=True)
 class Verdict(Result):
     """All ways to search the same queries, what to deploy, and what training changed."""
 
@@ -108,10 +127,8 @@ class Verdict(Result):
     where: str  # the queries that judge
     decision: Decision | None = None  # what to deploy; None where nothing is recommended
     nothing: str = ""  # why nothing is recommended
-    training: Difference | None = None  # inside what to deploy: trained minus pretrained
     over_bm25: Difference | None = None  # of the saved model
     no_control: str = ""  # why BM25 is none, in a sentence
-    scoring: Scoring | None = None  # if these queries could choose one
     name: str = AFTER
     base: str = BEFORE
     copies: Copies = NO_COPIES  # of training queries
@@ -131,20 +148,15 @@ class Verdict(Result):
 
     @property
     def is_worse(self) -> bool:
-        """Whether the saved model is clearly worse, at the best exponent too."""
-        best = self.saved if self.scoring is None else self.scoring.best
-        return self.saved.gain.is_worse and best.gain.is_worse
+        """Whether the saved model is clearly worse."""
+        return self.saved.gain.is_worse
 
     @property
     def deploy(self) -> str:
-        """The decision, and the gain of training inside it, or `nothing`; then the classifier, in a
-        line of its own."""
+        """The decision, or `nothing`; then the classifier, in a line of its own."""
         if self.decision is None:
             return self.nothing
-        said = str(self.decision)
-        if self.training not in (None, self.decision.lead):
-            said += f" With BM25, the training changes nDCG@10 by {self.training}."
-        return f"{said}\n{self._about_classifier}".strip()
+        return f"{self.decision}\n{self._about_classifier}".strip()
 
     @property
     def headline(self) -> str:
@@ -153,29 +165,15 @@ class Verdict(Result):
         parts = (f"{said}, on {self.where}.", self.copies, self._about_bm25)
         return " ".join(filter(None, map(str, parts)))
 
+    @property
     def advice(self) -> str:
-        """Recommended next steps; none where nothing was found."""
-        if self.nothing:
+        """What to do where every model is bad; empty where one is good, or nothing was found."""
+        if self.nothing or max(self.pretrained, self.saved.ndcg) >= LOW:
             return ""
-        found: list[str] = []
-        if self.saved.gain.is_worse and not self.is_worse:
-            found.append("Another exponent is better: run calibrate, or omit --keep-scoring.")
-        elif not self.is_better:
-            remedy = "Train on more pairs or with another learning rate, or keep the old model."
-            found += [remedy, self._power()]
-        if max(self.pretrained, self.saved.ndcg) < LOW:
-            found.append(
-                "nDCG@10 is low for every model. If several documents answer a query and the data"
-                " name one of them, no model can score high: judge the others, too."
-            )
-        return " ".join(filter(None, found))
-
-    def _power(self) -> str:
-        gain = self.saved.gain
-        if gain.changed < FEW_CHANGES:
-            return f"nDCG@10 changed for {gain.changed:,} queries only: add queries."
-        smallest = 100 * POWER * (gain.mean - gain.low)
-        return f"So many queries show a gain of about {smallest:.1f} points in four of five draws."
+        return (
+            "nDCG@10 is low for every model. If several documents answer a query and the data name"
+            " one of them, no model can score high: judge the others, too."
+        )
 
     @property
     def _about_bm25(self) -> str:
@@ -200,7 +198,7 @@ class Verdict(Result):
             " no training queries."
         )
 
-    def placed(self, places: Mapping[str, str]) -> Verdict:
+    def placed(self, places: Mapping[str, Way]) -> Verdict:
         """The verdict with `Decision.placed`, by the names of models."""
         if self.decision is None:
             return self
@@ -210,18 +208,9 @@ class Verdict(Result):
         figures = {"queries": self.saved.gain.queries, "pretrained": self.pretrained}
         return figures | super().to_dict()
 
-    def tables(self) -> Iterable[Table | str]:
+    def tables(self) -> Iterable[Table]:
         reference = "" if self.decision else self.name
         yield table_of(self.where, self.rows, reference, self.no_control)
-        found = {system.name: system.ranking for system in self.systems}
-        if found:
-            yield from _changes(found[self.base], found[self.name])
-
-
-def scored_of(model: System, before: System, seed: int = 0) -> Scored:
-    """A trained model next to the pretrained one."""
-    gain = model.ranking.minus(before.ranking, seed=seed)
-    return Scored(model.exponent, model.ranking.mean, gain)
 
 
 def trained_of(models: Sequence[System], deployed: System) -> System:
@@ -237,7 +226,6 @@ def verdict_of(
     models: Sequence[System],
     *,
     shown: Sequence[System] = (),
-    scorings: Mapping[str, Scoring] | None = None,
     seed: int = 0,
     worth: float = WORTH,
     decides: bool = True,
@@ -247,7 +235,6 @@ def verdict_of(
     Args:
         models: All models, the simplest first; the base of a trained one is among them.
         shown: Further rows of the table, which are not weighed.
-        scorings: The exponents of trained models, by name, that the queries could choose.
         worth: Points that a less simple system has to gain (`decide`).
         decides: Whether to decide what to deploy.
     """
@@ -255,7 +242,7 @@ def verdict_of(
     systems = systems_of(models, controls.lexical, seed)
     found = {system.name: system for system in systems}
     nothing = _nothing(systems, seed)
-    decision = training = None
+    decision = None
     best = max(models, key=lambda one: one.ranking.mean)
     deployed = after = trained_of(models, best)
     if decides and not nothing:
@@ -263,13 +250,11 @@ def verdict_of(
         deployed = found[decision.name]
         after = trained_of(models, deployed if deployed.model else best)
     before = found[after.base]
-    if isinstance(deployed.how, Fusion) and deployed.model in (after.name, before.name):
-        pair = [found[f"{model.name}{WITH_BM25}"].ranking for model in (after, before)]
-        training = pair[0].minus(pair[1], seed=seed)
     over_bm25 = None
     if controls.lexical:
         over_bm25 = after.ranking.minus(found["BM25"].ranking, seed=seed)
-    saved = scored_of(after, before, seed)
+    gain = after.ranking.minus(before.ranking, seed=seed)
+    saved = Scored(after.exponent, after.ranking.mean, gain)
     label = f"{after.name}, {saved.name}{' (saved)' if shown else ''}"
     bases = {one.base for one in models}
     pairs = [one for one in models if one.base or one.name in bases]
@@ -279,19 +264,25 @@ def verdict_of(
     return Verdict(
         rows=tuple(row_of(system, deployed, seed) for system in rows),
         saved=saved,
-        where=exam.where,
+        where=_where(exam, after),
         decision=decision,
         nothing=nothing,
-        training=training,
         over_bm25=over_bm25,
         no_control=controls.no_control,
-        scoring=(scorings or {}).get(after.name),
         name=after.name,
         base=before.name,
         copies=Copies.of(after, before, exam.near_copies, seed),
         systems=tuple(systems),
         controls=controls,
     )
+
+
+def _where(exam: Exam, trained: System) -> str:
+    """The queries that judge, as "998 dev queries", and the folds in which a model was trained."""
+    data = cast(RetrievalData, exam.judged)
+    if not trained.folds:
+        return where(data)
+    return f"{len(data.query_ids):,} queries, held out in {trained.folds} folds"
 
 
 def row_of(system: System, deployed: System, seed: int = 0) -> Row:
@@ -326,34 +317,3 @@ def nothing_to_deploy(ndcg: float, over_chance: Difference, queries: int) -> str
         judges = counted(queries, "different query")
         return f"At least ten queries are needed, and {judges} judge: nothing is recommended."
     return ""
-
-
-def _changes(before: Ranking, after: Ranking) -> Iterable[str]:
-    """How many queries gained and lost, and the largest gain, the median change and the largest
-    loss; ties by a hash of the query."""
-    data = after.data
-    differences = dict(zip(after, after.ndcg - before.ndcg, strict=True))
-    gained = sum(difference > 0 for difference in differences.values())
-    lost = sum(difference < 0 for difference in differences.values())
-
-    def place(query: str) -> tuple[float, str]:
-        return -differences[query], hashlib.sha256(data.queries[query].encode()).hexdigest()
-
-    changed = sorted((query for query, difference in differences.items() if difference), key=place)
-    if changed:
-        chosen = dict.fromkeys([changed[0], changed[len(changed) // 2], changed[-1]])
-        yield f"{gained:,} queries gained and {lost:,} lost. For example:"
-        yield "\n".join(_change(query, before, after) for query in chosen)
-
-
-def _change(query: str, before: Ranking, after: Ranking) -> str:
-    """A query, its nDCG@10 and its first document before and after the training."""
-    data = after.data
-    row = after.query_ids.index(query)
-    was, now = (shortened(data.corpus.get(x.first(query), "nothing"), 60) for x in (before, after))
-    of = f"({before.ndcg[row]:.2f} -> {after.ndcg[row]:.2f})"
-    lines = [f"  {shortened(data.queries[query], 60)}  {of}"]
-    if was != now:
-        lines.append(f"      before: {was}")
-    lines.append(f"      now:    {now}")
-    return "\n".join(lines)

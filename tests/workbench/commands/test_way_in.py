@@ -47,7 +47,7 @@ def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     assert "model with BM25 " not in said
     said = " ".join(said.split())
     assert (
-        said.index("held out in 5 folds")
+        said.index("by cross-validation")
         < said.index("Saved to")
         < said.index("pretrained model 0.")
     )

@@ -6,18 +6,21 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from _lookup import bag
 from _tiny import ROWS, load_transformer, save_transformer
+from sentence_transformers import SentenceTransformerTrainer
 
 import st_magnitude as stm
 from st_magnitude.data.ranking import Ranking
 from st_magnitude.saving import find
 from st_magnitude.training.run_folder import RUN_RECORD
+from st_magnitude.workbench.finetune import budget
 from st_magnitude.workbench.finetune import train as training
-from st_magnitude.workbench.finetune.budget import plan_of
-from st_magnitude.workbench.finetune.entrants import Entrant, about_script, entrants_of
+from st_magnitude.workbench.finetune.entrants import Entrant, entrants_of
 from st_magnitude.workbench.finetune.train import TrainConfig, train
 from st_magnitude.workbench.judging import verdict as judging
-from st_magnitude.workbench.judging.choice import Decision
+from st_magnitude.workbench.judging.choice import Decision, Way
+from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.searcher import Searcher
 
 WORDS = sorted({word for row in ROWS for text in row for word in text.split()})
@@ -47,16 +50,17 @@ def encoder_path(tmp_path_factory):
 
 @pytest.fixture
 def two(monkeypatch, static_path, encoder_path):
-    """A table and an encoder are weighed."""
+    """A table and an encoder of a package are weighed."""
 
     def both(*_):
-        paths = {"table": str(static_path), "encoder": encoder_path}
+        table, encoder = stm.load(static_path), stm.load(encoder_path)
         return [
-            Entrant(stm.load(path), path, f"the {kind}", f"the trained {kind}")
-            for kind, path in paths.items()
+            Entrant(table, str(static_path), "the table", "the trained table"),
+            Entrant(encoder, find.ENCODER, "the encoder", "the trained encoder"),
         ]
 
     monkeypatch.setattr(training, "entrants_of", both)
+    monkeypatch.setattr("st_magnitude.saving.export.find_encoder", lambda: encoder_path)
 
 
 @pytest.fixture
@@ -85,7 +89,9 @@ def searched(output, data, system=None):
 
 @pytest.mark.parametrize("has_dev", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_folder_holds_what_is_deployed(two, rows, tmp_path, deploys, name, has_dev):
+def test_the_folder_holds_what_is_deployed(
+    two, rows, encoder_path, tmp_path, deploys, name, has_dev
+):
     """Judged in folds, and on a dev split, only what wins is trained on all pairs and kept."""
     if not has_dev:
         rows = [row | {"split": "train" if row["split"] == "dev" else row["split"]} for row in rows]
@@ -105,6 +111,7 @@ def test_the_folder_holds_what_is_deployed(two, rows, tmp_path, deploys, name, h
         assert searched(tmp_path / "out", splits["dev"]) == pytest.approx(decision.ndcg, abs=1e-9)
     stock = {"the table", "the encoder", "BM25", "the table with BM25", "the encoder with BM25"}
     assert stock <= decision.systems.keys()
+    assert encoder_path not in (tmp_path / "out" / "deploy.json").read_text()
     for other in ("the table", "the encoder"):  # from elsewhere
         row = next((row for row in trained.confirmed.rows if row.name == other), None)
         ndcg = searched(tmp_path / "out", splits["test"], other)
@@ -112,6 +119,31 @@ def test_the_folder_holds_what_is_deployed(two, rows, tmp_path, deploys, name, h
     costs = [row.cost for row in trained.verdict.rows if not row.name.startswith("BM25")]
     assert all(cost.query > 0 and cost.documents > 0 and cost.megabytes > 0 for cost in costs)
     assert max(map(len, str(trained.verdict).splitlines()[:12])) <= 80
+
+
+@pytest.mark.parametrize(
+    ("source", "revision"),
+    [
+        ("wordllama", ""),
+        ("org/model", "abc"),
+        (find.ENCODER, "abc"),
+        (find.ENCODER, ""),
+        ("./", ""),
+    ],
+)
+def test_another_machine_finds_what_deploy_json_names(
+    rows, tmp_path, monkeypatch, source, revision
+):
+    """A static table, models of the hub, the encoder of a package, and a folder of the user."""
+    model = bag(WORDS)
+    model.model_card_data.base_model_revision = revision or None  # as the hub gives it
+    place = Way.of(model, source)
+    assert (place.model, place.revision) == (source, revision)
+    Decision("m", 0.5, "", "", None, systems={"m": place}).save(tmp_path)
+    home, loaded = "st_magnitude.workbench.searcher", []
+    monkeypatch.setattr(f"{home}.load", lambda *name, **how: loaded.append((name, how)) or model)
+    Searcher.from_folder(tmp_path, stm.load_splits(rows)["train"], "m")
+    assert loaded == [((source,), {"revision": revision} if revision else {})]
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -145,7 +177,7 @@ def test_a_run_goes_on_where_its_last_training_was_stopped(
     options = {"max_steps": 4, "batch_size": 8, "save_steps": 2}
     deploys("the trained encoder")
     with monkeypatch.context() as broken:
-        broken.setattr("st_magnitude.workbench.finetune.run.save_trained", "no function")
+        broken.setattr("st_magnitude.workbench.finetune.run.save_run", "no function")
         with pytest.raises(TypeError):
             train(None, splits, output, TrainConfig(**options))
     assert json.loads((output / RUN_RECORD).read_text())["trains"] == "the trained encoder"
@@ -157,64 +189,96 @@ def test_a_run_goes_on_where_its_last_training_was_stopped(
     assert train(None, splits, output, again).trainer.state.global_step == 4
 
 
-BIG = 10.0**9
-
-
 @pytest.mark.parametrize(
-    ("budget", "epochs", "said"),
+    ("seconds", "trains", "said"),
     [
         # 1,000 texts at 10 a second are 100 s, three times; 100 steps of 2 s are 200 s
-        (500, 4.0, "The encoder takes about 8 min."),
-        (499, 4 * 199 / 200, "for 4.0 epochs instead of 4.0"),
-        (360, 4 * 60 / 200, "for 1.2 epochs instead of 4.0. The budget is 6 min; --budget 10m is"),
-        (349, 0.0, "is weighed as it comes, as its training takes too long"),
-        (250, 0.0, "is weighed as it comes, as its training takes too long. The budget is 4 min;"),
+        (500, True, "The encoder takes about 8 min."),
+        (499, False, "is weighed as it comes, as its training takes too long. The budget is 8 min"),
+        (100, False, "The budget is 100 s; --budget 10m is enough."),
         (99, None, "is left out: it encodes 1,000 texts in about 100 s. The budget is 99 s; --"),
-        (BIG, 4.0, "The encoder takes about 8 min."),
     ],
 )
-def test_a_budget_leaves_a_training_the_model_or_nothing(budget, epochs, said):
+def test_a_budget_leaves_a_training_the_model_or_nothing(seconds, trains, said):
     steps = []
-    plan = plan_of(budget, 1000, 10.0, 2, 100, 4.0, lambda: steps.append(1) or 2.0)
-    assert plan.epochs == (None if epochs is None else pytest.approx(epochs))
+    plan = budget.plan_of(seconds, 1000, 10.0, 2, 100, 50, lambda: steps.append(1) or 2.0)
+    assert (plan.weighs, plan.trains) == (trains is not None, bool(trains))
     assert said in plan.note
-    assert len(steps) == (budget >= 100)
-    assert plan.is_cut == (epochs not in (None, 0.0, 4.0))
+    assert len(steps) == plan.weighs  # it is not timed for nothing
+    assert plan.last == (100.0 if trains else 0.0)
 
 
-@pytest.mark.parametrize(("budget", "kept"), [("1s", "the table"), ("30m", "the trained encoder")])
-def test_a_corpus_that_cannot_be_encoded_in_time_is_left_to_the_table(
-    two, rows, tmp_path, monkeypatch, budget, kept
+ENCODERS = ["the encoder", "the trained encoder"]
+
+
+@pytest.mark.parametrize("has_dev", [False, True])
+@pytest.mark.parametrize(
+    ("slow", "left_out", "said"),
+    [
+        ("nothing", [], "The encoder takes about"),
+        ("by the estimate", ENCODERS, "The encoder is left out: it encodes"),
+        ("a pass", ENCODERS, "The encoder is left out: it takes longer than was estimated"),
+        ("a step", ENCODERS[1:], "The trained encoder is left out: it takes longer than"),
+    ],
+)
+def test_what_the_budget_does_not_hold_is_left_out(
+    two, rows, tmp_path, monkeypatch, slow, left_out, said, has_dev
 ):
-    from st_magnitude.workbench.judging.costs import Cost
+    """As it is estimated, or if the machine is slower; the table stays."""
+    if not has_dev:
+        rows = [row | {"split": "train" if row["split"] == "dev" else row["split"]} for row in rows]
+    documents = 0.001 if slow == "by the estimate" else 100.0
+    now = [0.0]
 
-    monkeypatch.setattr(Cost, "of", lambda *_: Cost(1.0, 10.0, 1.0))
+    def perf_counter():
+        now[0] += 3600.0 * (slow == "a pass")
+        return now[0]
+
+    def training_step(*arguments):
+        now[0] += 3600.0 * (slow == "a step")
+        return step(*arguments)
+
+    step = SentenceTransformerTrainer.training_step
+    monkeypatch.setattr(Cost, "of", lambda *_: Cost(1.0, documents, 1.0))
     monkeypatch.setattr("st_magnitude.workbench.finetune.run.seconds_per_step", lambda *_: 1.0)
-    said = []
-    config = TrainConfig(max_steps=2, batch_size=8, budget=budget)
-    verdict = train(None, rows, tmp_path / "out", config, say=said.append).verdict
+    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(SentenceTransformerTrainer, "training_step", training_step)
+    lines = []
+    config = TrainConfig(max_steps=2, batch_size=8, budget="30m")
+    verdict = train(None, rows, tmp_path / "out", config, say=lines.append).verdict
     names = [system.name for system in verdict.systems]
-    assert kept in names
-    assert ("the encoder" in names) == (budget == "30m")
-    assert ("The encoder is left out" in " ".join(said)) == (budget == "1s")
+    assert [name for name in MODELS if name not in names] == left_out
+    assert said in " ".join(lines)
 
 
-def test_what_is_missing_is_said(monkeypatch, static_path):
-    home = "st_magnitude.workbench.finetune.entrants"
+@pytest.mark.parametrize("folds", [None, 3])
+def test_the_verdict_names_the_folds_of_the_model_that_it_is_about(
+    two, rows, tmp_path, deploys, folds
+):
+    """The table has five by default, and the encoder two."""
+    splits = stm.load_splits([row | {"split": "train"} for row in rows])
+    for name, usual in (("the trained table", 5), ("the trained encoder with BM25", 2)):
+        deploys(name)
+        config = TrainConfig(max_steps=1, batch_size=8, folds=folds)
+        verdict = train(None, splits, tmp_path / name, config).verdict
+        assert verdict.where == f"54 queries, held out in {folds or usual} folds"
+
+
+@pytest.mark.parametrize("has_table", [True, False])
+@pytest.mark.parametrize("encoder", ["copy", None])
+def test_what_is_missing_is_said(monkeypatch, has_table, encoder):
+    home, said = "st_magnitude.workbench.finetune.entrants", []
     monkeypatch.setattr(f"{home}.load", lambda name: name)
-    for has_table in (True, False):
-        for encoder in ("copy", None):
-            monkeypatch.setattr(f"{home}.find_spec", lambda _, has=has_table: has or None)
-            monkeypatch.setattr(f"{home}.find_encoder", lambda found=encoder: found)
-            said = []
-            if not has_table and encoder is None:
-                with pytest.raises(ImportError, match="table,encoder"):
-                    entrants_of(None, said.append)
-                continue
-            found = [entrant.before for entrant in entrants_of(None, said.append)]
-            assert found == ["the table"] * has_table + ["the encoder"] * (encoder is not None)
-            assert ("wordllama" in " ".join(said[:-1])) == (not has_table)
-            assert ('".[encoder]"' in " ".join(said)) == (encoder is None)
+    monkeypatch.setattr(f"{home}.find_spec", lambda _: has_table or None)
+    monkeypatch.setattr(f"{home}.find_encoder", lambda: encoder)
+    if not has_table and encoder is None:
+        with pytest.raises(ImportError, match="table,encoder"):
+            entrants_of(None, said.append)
+        return
+    found = [entrant.before for entrant in entrants_of(None, said.append)]
+    assert found == ["the table"] * has_table + ["the encoder"] * (encoder is not None)
+    assert ("wordllama" in " ".join(said[:-1])) == (not has_table)
+    assert ('".[encoder]"' in " ".join(said)) == (encoder is None)
 
 
 @pytest.mark.parametrize("answer", ["at once", "never", "no"])
@@ -236,22 +300,19 @@ def test_a_hub_that_does_not_answer_costs_little(monkeypatch, tmp_path, answer, 
     assert time.perf_counter() - began < 10
 
 
-def test_texts_in_another_script_name_another_model():
-    assert about_script(["where is the door?", "1 + 1"]) == ""
-    assert about_script(["?!", ""]) == ""
-    assert "multilingual" in about_script(["где находится дверь?", "the door"])
-
-
-@pytest.mark.parametrize("option", ["learning_rate", "lora", "max_length"])
-def test_settings_of_one_model_want_its_name(rows, tmp_path, option):
-    with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} suits one model"):
-        train(None, rows, tmp_path / "out", TrainConfig(**{option: 4}))
-
-
-def test_several_processes_want_a_name(rows, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="Several processes train one model"):
-        train(None, rows, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"learning_rate": 4}, "--learning-rate suits one model"),
+        ({"lora": 4}, "--lora suits one model"),
+        ({"max_length": 4}, "--max-length suits one model"),
+        ({}, "Several processes train one model"),
+    ],
+)
+def test_what_is_for_one_model_wants_its_name(rows, tmp_path, monkeypatch, option, said):
+    monkeypatch.setenv("WORLD_SIZE", "1" if option else "2")
+    with pytest.raises(ValueError, match=said):
+        train(None, rows, tmp_path / "out", TrainConfig(**option))
 
 
 @pytest.mark.slow

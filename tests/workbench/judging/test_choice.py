@@ -135,19 +135,6 @@ def test_what_is_deployed_is_the_simplest_within_a_margin_of_the_best(seed, wort
     assert ("Nothing else is better." in said) == (not place and gain.mean >= 0)
 
 
-def test_a_second_best_that_is_clearly_beaten_is_deployed_if_that_is_worth_more():
-    """One more answer in each of sixty queries of a thousand is clear, and six points."""
-    data = data_of(random.Random(0), number=1000)
-    right = {query: {next(iter(data.relevant[query])): 1.0} for query in data.queries}
-    simple, best = (
-        System(name, Ranking.of_run(data, dict(list(right.items())[:number])))
-        for name, number in (("a", 900), ("b", 960))
-    )
-    assert (best.ranking - simple.ranking).is_better
-    assert decide([simple, best]).name == "b"
-    assert decide([simple, best], worth=6.1).name == "a"
-
-
 def test_an_uncertain_lead_says_how_many_queries_would_tell():
     """1.43 * 4.3 points of 3.1, squared, times 31, is 121.97."""
     lead = Difference(0.031, -0.012, 0.074, 31, 9)

@@ -94,24 +94,17 @@ def two_answers(data):
         (unasked, "1 of 4 documents have fewer than 5 training queries, such as 'of no question'"),
         (two_answers, "some queries have several answers"),
         (lambda data: data.only([*data.queries][::2]), ""),
+        (lambda data: questions(3, 6), "3 classes of 18 queries would take it long"),
     ],
 )
-def test_documents_that_are_no_classes(change, said, caplog):
+def test_documents_that_are_no_classes(change, said, caplog, monkeypatch):
     data = questions(3, 5)
+    monkeypatch.setattr(controls, "MOST_WORK", 45)
     assert len(classifier_control(Exam(data, data))) == 3
     assert caplog.text == ""
     assert classifier_control(Exam(change(data), data)) == {}
     assert ("is not measured, as" in caplog.text) == bool(said)
     assert said in caplog.text
-
-
-def test_many_classes_of_many_queries_are_left_out(monkeypatch, caplog):
-    data = questions(3, 5)
-    monkeypatch.setattr(controls, "MOST_WORK", 45)
-    assert classifier_control(Exam(data, data))
-    monkeypatch.setattr(controls, "MOST_WORK", 44)
-    assert classifier_control(Exam(data, data)) == {}
-    assert "not measured, as 3 classes of 15 queries" in caplog.text
 
 
 def test_it_is_a_row_and_not_weighed(static_path, tmp_path):

@@ -8,7 +8,6 @@ from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedd
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import DataError, RetrievalData
-from st_magnitude.workbench.judging import exam as exam_module
 from st_magnitude.workbench.judging.exam import Exam
 from st_magnitude.workbench.judging.folds import where
 from st_magnitude.workbench.memory import write_memory
@@ -89,20 +88,24 @@ def test_near_copies_are_counted_wherever_a_query_judges(kind):
     exam = Exam.of(splits, kind(), confirm="test")
     judges = ids("train", "dev") if exam.folds else ids("dev")
     assert exam.near_copies == (judges | ids("test")) - alone.keys()
-    said = "The 40 queries of train and dev judge the result, held out in 5 folds."
+    said = "The 40 queries of train and dev judge the result, by cross-validation."
     assert exam.notes == ((said,) if exam.folds else ())
 
 
-def test_queries_are_held_out_for_what_a_comparison_lacks():
+def test_queries_are_held_out_for_what_a_comparison_lacks(monkeypatch):
+    monkeypatch.setattr("st_magnitude.workbench.judging.exam.MOST_HELD_OUT", 3)
     exam = Exam.of(splits_of("train"), encoder(), **COMPARE)
     parts = [exam.train.queries, exam.choose.queries, exam.judged.queries]
     assert sum(map(len, parts)) == len(set().union(*parts)) == NUMBER
+    assert 1 <= len(exam.choose.query_ids) <= 3
+    assert where(exam.choose).endswith(" dev queries")
     assert [note.partition(":")[0] for note in exam.notes] == [
         "There is no dev split",
         "There is no test split",
     ]
+    monkeypatch.undo()
     exam = Exam.of(splits_of("train"), table(), **COMPARE)
-    assert "16 queries outside of dev judge the result, held out in 5 folds." in exam.notes[1]
+    assert "16 queries outside of dev judge the result, by cross-validation." in exam.notes[1]
 
 
 def test_what_a_model_has_read_judges_nothing(tmp_path):
@@ -133,13 +136,6 @@ def test_a_query_that_is_asked_later_is_no_text_to_train_on(name):
     rows = exam.train.triplets(0)
     assert asked not in {*rows["positive"]}
     assert len(rows) == NUMBER - 1
-
-
-def test_at_most_so_many_queries_are_held_out(monkeypatch):
-    monkeypatch.setattr(exam_module, "MOST_HELD_OUT", 3)  # of 20
-    exam = Exam.of(splits_of("train", "test"), encoder(), **COMPARE)
-    assert 1 <= len(exam.choose.query_ids) <= 3
-    assert where(exam.choose).endswith(" dev queries")
 
 
 def test_one_document_is_refused():
