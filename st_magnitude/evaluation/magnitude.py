@@ -100,6 +100,11 @@ class MagnitudeEvaluator(SearchEvaluator):
         d = metrics.get("cohens_d", math.nan)
         error = metrics.get("cohens_d_error", math.nan)
         if warning := norm_warning(d, error, self.first_d):
+            if not self.answers_others.any():
+                warning += (
+                    " If documents answer queries of other splits, pass them as also_relevant: they"
+                    " count as never-relevant now."
+                )
             logger.warning(warning)
         self.first_d = d if math.isnan(self.first_d) else self.first_d
         return metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,7 +19,7 @@ from st_magnitude._distributed import num_ranks
 from st_magnitude._upstream import CachedLoss, batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import infonce_of, softmaxes_of
-from st_magnitude.kernel.terms import Term, longest_prefix
+from st_magnitude.kernel.terms import Term, check_terms, longest_prefix
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm, is_table
 from st_magnitude.losses.groups import sorted_by_length
 from st_magnitude.losses.keys import BatchRule, Features, Texts, read_texts, warn_without_prompts
@@ -174,8 +175,14 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
             )
         super().__init__(model, fixed or similarity or DOT, scale, SCALE, group_by_length)
         self.terms = tuple(terms)
+        check_terms(self.terms, math.inf)
         if temperature is not None:
             positive("temperature", temperature)
+            if scale != "auto":
+                raise InputError(
+                    f"scale={scale} and temperature={temperature} set the same factor, as a"
+                    " temperature is 1 / scale. Pass one of them."
+                )
             if len(self.terms) != 1:
                 raise InputError(
                     f"temperature={temperature} is for a loss of one term, and this one has"
@@ -391,7 +398,8 @@ class MagnitudeRankingLoss(CachedLoss, EmbeddingLoss):
                 " mini_batch_size or regularizers."
             )
         keeps_norms = self.similarity.keeps_magnitude or exponent_norm(self.model) is not None
-        if keeps_norms or self.has_penalties:
+        has_dims = any(term.dim is not None for term in self.terms)
+        if keeps_norms or has_dims or self.has_penalties:
             self.refuse_matryoshka(
                 "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
             )

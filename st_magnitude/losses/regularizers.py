@@ -90,6 +90,11 @@ class Penalties(nn.ModuleDict):
                 penalty = regularizer.of_columns(embeddings)
             else:
                 penalty = regularizer(torch.cat(list(embeddings)))
+            if penalty.ndim:
+                raise InputError(
+                    f"The regularizer {name!r} must return a scalar; got the shape"
+                    f" {tuple(penalty.shape)}. Return its mean, for example."
+                )
             penalties[name] = weight * penalty
         return penalties
 

@@ -32,7 +32,11 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def unwrapped(model: Model) -> Model:
-    """The model inside DistributedDataParallel and torch.compile."""
+    """The model inside DistributedDataParallel and torch.compile (TypeError: it is none)."""
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(
+            f"Give a model, such as st_magnitude.load(name); got a {type(model).__name__}."
+        )
     inner = getattr(model, "_orig_mod", getattr(model, "module", None))
     return cast(Model, unwrapped(inner)) if isinstance(inner, nn.Module) else model
 

@@ -102,7 +102,12 @@ def test_norms_that_mark_the_wrong_documents_are_told(caplog):
 
     equal, wax = {"bee": 1.0, "wax": 1.0}, {"bee": 1.0, "wax": 1.3}
     assert not warnings_of(of("cd", copies=1), equal)
-    assert len(warnings_of(of("cd"), equal)) == 1
+    [warning] = warnings_of(of("cd"), equal)
+    assert "also_relevant" not in warning
+    corpus = of("cd").data.corpus
+    answers = {key for key in corpus if key[0] in "cd"}
+    [warning] = warnings_of(MagnitudeEvaluator({"q": "bee"}, corpus, {"q": answers}), equal)
+    assert "pass them as also_relevant" in warning
     right = of("ab")
     assert not warnings_of(right, equal)
     assert not warnings_of(right, equal)

@@ -165,7 +165,7 @@ def test_what_each_choice_learns(model):
     log_p = (counts / counts.sum(dim=1, keepdim=True)).log()
     best = {"once": log_p, "keep": log_p - counts.sum(dim=0).log()}
     for same_text in SAME_TEXT:
-        loss = stm.DotRankingLoss(model, scale=20.0, temperature=1.0, same_text=same_text)
+        loss = stm.DotRankingLoss(model, scale=1.0, same_text=same_text)
         texts = Texts() if same_text == "keep" else Texts(keys=keys, bare=keys)
         for learned_by, logits in best.items():
             vectors = logits.T[list(documents)].clone().requires_grad_()  # (16, 2)

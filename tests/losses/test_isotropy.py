@@ -131,6 +131,9 @@ def test_a_regularizer_replaces_nothing_of_its_name(model, name):
 def test_regularizers_are_checked(model, wrong):
     with pytest.raises(TypeError, match="functions of embeddings"):
         stm.CosineRankingLoss(model, regularizers=wrong)
+    loss = stm.CosineRankingLoss(model, regularizers=[torch.square])
+    with pytest.raises(ValueError, match="'square' must return a scalar; got the shape"):
+        loss(features(model))
 
 
 CASES: dict[str, dict] = {

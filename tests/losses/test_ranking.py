@@ -165,7 +165,12 @@ def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
 
 
 @pytest.mark.parametrize(
-    "loss_class", [*WITH_NORMS, partial(stm.CosineRankingLoss, regularizers=[stm.SIGReg(8)])]
+    "loss_class",
+    [
+        *WITH_NORMS,
+        partial(stm.CosineRankingLoss, regularizers=[stm.SIGReg(8)]),
+        partial(stm.CosineRankingLoss, terms=[Term(), Term(16)]),
+    ],
 )
 @BATCHING
 def test_refuses_matryoshka_loss(model, loss_class, mini_batch_size):
@@ -237,6 +242,8 @@ def test_a_matryoshka_of_a_table_is_that_of_sentence_transformers(static_path):
         ({"directions": ("query_to_doc", "sideways")}, "sideways"),
         ({"similarity": "euclidean"}, "euclidean"),
         ({"terms": ()}, "at least one Term"),
+        ({"terms": [32, 16]}, r"Term\(dim=128\); got 32"),
+        ({"scale": 50.0, "temperature": 0.02}, "set the same factor"),
         ({"labels": "rating"}, "labels must be one of"),
         ({"gather_across_devices": "all"}, "gather_across_devices must be one of"),
         ({"labels": "teacher", "teacher_weight": 1.5}, "teacher_weight"),

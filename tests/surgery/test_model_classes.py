@@ -26,8 +26,10 @@ EVERYWHERE = [
 ]
 
 
-@pytest.fixture(scope="module", params=[CrossEncoder, MultiVectorEncoder, SparseEncoder])
+@pytest.fixture(scope="module", params=[CrossEncoder, MultiVectorEncoder, SparseEncoder, str])
 def other(request, folder, tmp_path_factory):
+    if request.param is str:
+        return "the-name-of-a-model"
     options = {"num_labels": 1} if request.param is CrossEncoder else {}
     if request.param is SparseEncoder:
         folder = save_transformer(tmp_path_factory.mktemp("mlm"), auto=AutoModelForMaskedLM)
