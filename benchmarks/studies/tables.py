@@ -5,8 +5,8 @@
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. With --check nothing is written, and
 the exit status is 1 if a page differs from what the cells give, if the page "Evidence" quotes a
 figure that the page it links does not have, if a section of README or a guide that links a study
-has a decimal that no page it links has, or if README or docs/start.md show a line with a figure
-that no stored run printed.
+has a decimal that no page it links has, if README or docs/start.md show a line with a figure
+that no stored run printed, or if a sentence of `headlines.py` does not say what its table has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.speed import encoders, epoch, training
-from benchmarks.studies import archive, runs
+from benchmarks.studies import archive, headlines, runs
 from benchmarks.studies.archive import ROOT
 from benchmarks.studies.known import begin, few_shot, known, mixed, null, scope
 
@@ -75,8 +75,8 @@ FIGURE = re.compile(r"(?<![\w.,/])0?(\.\d+|[1-9]\d*\.\d+)(?![\w.])")
 
 def unknown(page: Path, text: str) -> list[str]:
     """Decimals of a page that no page has which their section links, without code and numbers of
-    theorems and papers."""
-    other = r"^```.*?^```|`[^`\n]*`|(?:Prop\.|Cor\.|arXiv) [\d.]+"
+    theorems, sections and papers."""
+    other = r"^```.*?^```|`[^`\n]*`|(?:Prop\.|Cor\.|arXiv|[Ss]ection) [\d.]+"
     text = re.sub(other, "", text, flags=re.MULTILINE | re.DOTALL)
     found = []
     for section in re.split(r"^## ", text, flags=re.MULTILINE):
@@ -103,7 +103,17 @@ def main() -> None:
             lines += [f"{page}: no linked page has {x}\n" for x in unknown(page, text)]
         for page in (ROOT / "README.md", ROOT / "docs" / "start.md"):
             lines += [f"{page}: no stored run printed {x!r}\n" for x in runs.unknown_lines(page)]
-        parser.exit(bool(lines), "".join(lines))
+        sentences = headlines.headlines()
+        for name in sentences:
+            wrong = headlines.contradicted(name, (ROOT / name).read_text(encoding="utf-8"))
+            lines += [f"{name}: {x}\n" for x in wrong]
+        if lines:
+            parser.exit(1, "".join(lines))
+        fences = sum(text.count("<!-- end -->") for text in before.values())
+        said = sum(map(len, sentences.values()))
+        print(f"{fences} tables on {len(before)} pages agree with the cells, and {said} sentences")
+        print(f"with the tables. {len(QUOTING)} pages quote only what pages have that they link.")
+        return
     for page, text in changed.items():
         page.write_text(text, encoding="utf-8")
 

@@ -1,9 +1,12 @@
 """InfoNCE as on a whiteboard, differentiated by autograd: the definition of
 :func:`~st_magnitude.infonce`.
 
-    L = sum_t w_t · mean_i [ -sum_j T_ij log softmax_j( s_t(q_i, d_j) / tau_t ) ]
+    L = sum_t w_t · mean_i [ -sum_j T_ij log softmax_j( logit_t,ij ) ]
+    logit_t,ij = s_t(q_i, d_j) / tau_t + alpha · s_t(q_i, d_j) - log q_j
 
-``s_t`` is the similarity of the first ``dim_t`` coordinates. The targets ``T_ij`` of a row sum to
+``s_t`` is the similarity of the first ``dim_t`` coordinates. The part with alpha, the strength of
+hardness, is that of negatives alone, without a gradient. What is left out of the softmax has the
+lowest logit. The targets ``T_ij`` of a row sum to
 1: a single positive has all of it, several positives share it equally, a teacher spreads it.
 Training takes this path while a batch is small, and the tests compare the tiled engine with it, so
 it shares no mask with the engine.
@@ -29,7 +32,8 @@ def plain_infonce(
     similarity: Similarity,
     softmaxes: Sequence[tuple[Direction, ...]],
 ) -> Tensor:
-    """The mean loss over softmaxes; the first direction of each has the positives."""
+    """The mean loss over softmaxes; the first direction of each has the positives. The targets of
+    its rows are numbers of columns, (B,), or distributions over them, (B, all columns)."""
     losses = []
     weights = None if batch.weights is None else batch.weights.detach().to(batch.queries)  # (B,)
     longest = longest_prefix(terms)

@@ -282,8 +282,8 @@ class EmbeddingLoss(nn.Module):
         is_wrapped = isinstance(getattr(self.model, "forward", None), ForwardDecorator)
         if is_wrapped or isinstance(vars(self).get("calculate_loss"), CachedLossDecorator):
             raise InputError(
-                "sentence-transformers' MatryoshkaLoss normalises every prefix. It takes no loss that"
-                f" learns from norms, has regularizers or has prefixes of its own. {advice}"
+                "sentence-transformers' MatryoshkaLoss normalises every prefix. It takes no loss"
+                f" that learns from norms, has regularizers or has prefixes of its own. {advice}"
             )
 
     def refuse_unequal(self, sizes: Sequence[int]) -> None:

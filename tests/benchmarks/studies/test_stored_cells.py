@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.studies import archive, runs, tables
+from benchmarks.studies import archive, headlines, runs, tables
 from benchmarks.studies.estimates import NOTHING, paired
 from benchmarks.studies.known import training
 from benchmarks.studies.store import Store, packed
@@ -96,6 +96,16 @@ def test_a_store_reads_what_it_wrote(tmp_path: Path) -> None:
     assert again.of_seeds(cell) == {seed: again.load(replace(cell, seed=seed)) for seed in (0, 2)}
     assert [x["dev"] for x in again.found.values()] == [0, 2]
     assert json.loads(store.file.read_text().splitlines()[1])["settings"]["seed"] == 2
+
+
+@pytest.mark.parametrize("page", headlines.headlines())
+def test_a_headline_that_its_table_contradicts_is_noticed(page: str) -> None:
+    text = " ".join(headlines.text_of(page).split())
+    assert headlines.contradicted(page, text) == []
+    for pattern, _ in headlines.headlines()[page]:
+        (start, end) = re.search(pattern, text).span(1)
+        (found,) = headlines.contradicted(page, f"{text[:start]}9{text[start:end]}{text[end:]}")
+        assert found.startswith(repr(pattern))
 
 
 def test_the_figures_of_readme_and_guides_are_on_the_pages_that_they_link():
