@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from st_magnitude._checks import at_least
@@ -133,16 +134,16 @@ class Batch:
             )
         rows = len(self.queries)
         columns = len(self.documents)
-        _check_shape("positives", self.positives, columns)
+        _check_ids("positives", self.positives, columns)
         _check_shape("targets", self.targets, rows, columns)
         _check_shape("targets_queries", self.targets_queries, rows, self.num_pairs)
         _check_shape("weights", self.weights, rows)
         _check_shape("log_q", self.log_q, columns)
         _check_shape("log_q_queries", self.log_q_queries, self.num_pairs)
         for ids in [*self.excluded_ids, *self.spares]:
-            _check_shape("exclude", ids.documents, columns)
+            _check_ids("exclude", ids.documents, columns)
             number = max(self.pairs.stop, self.num_pairs)
-            _check_shape("exclude, for queries,", ids.queries[:number], number)
+            _check_ids("exclude, for queries,", ids.queries[:number], number)
         if len(self.excluded) - len(self.excluded_ids) > 1:
             raise ValueError("exclude takes ids and one Above; got several.")
         self._check_targets(directions)
@@ -198,3 +199,9 @@ class Batch:
 def _check_shape(name: str, given: Targets | None, *shape: int) -> None:
     if isinstance(given, Tensor) and given.shape != shape:
         raise ValueError(f"{name} takes the shape {shape}; got {tuple(given.shape)}.")
+
+
+def _check_ids(name: str, ids: Tensor | None, number: int) -> None:
+    _check_shape(name, ids, number)
+    if ids is not None and (ids.is_floating_point() or ids.dtype == torch.bool):
+        raise ValueError(f"{name} takes whole numbers as ids; got {ids.dtype}.")

@@ -526,7 +526,9 @@ WRONG = {
         {"exclude": above_the_positive(0, Ids(IDS[:3], IDS))},
         r"for queries, takes the shape \(4,\)",
     ),
+    "mask for ids": ({"exclude": IDS > 2}, r"exclude takes whole numbers as ids; got torch.bool"),
     "positives": ({"positives": MATRIX.bool()}, r"positives takes the shape \(9,\)"),
+    "scores for positives": ({"positives": IDS / 2}, r"positives takes whole numbers as ids"),
     "targets": ({"targets": MATRIX[:, :8]}, r"targets takes the shape \(4, 9\)"),
     "both": ({"positives": LABELS, "targets": MATRIX}, "give one of the two"),
     "gathered": (
