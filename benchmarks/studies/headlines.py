@@ -48,8 +48,10 @@ def below_0(cells: list[str]) -> bool:
 
 @cache
 def headlines() -> dict[str, list[tuple[str, str]]]:
-    seconds = [x["processor s"].split(" / ") for x in table("kernel", "ratio by run")]
-    ratios = [float(mnrl) / float(other) for mnrl, other in seconds]
+    encoders = [(x["data"], x["processor s"].split(" / ")) for x in table("kernel", "ratio by run")]
+    ratios = [(data, float(mnrl) / float(other)) for data, (mnrl, other) in encoders]
+    repeated = [x for data, x in ratios if data == "BANKING77"]  # 10,003 questions on 77 texts
+    others = [x for data, x in ratios if data != "BANKING77"]
 
     pages = {x["test, model"]: x for x in table("magnitude", "definitions alone")}
     cosine, prompts = pages["WordNet, Cosine"], pages["WordNet, Cosine with prompts"]
@@ -65,7 +67,8 @@ def headlines() -> dict[str, list[tuple[str, str]]]:
 
     losses = *table("known", "loss", "banking questions"), *table("known", "loss", "quarter")
     sums = [y for x in losses if x["loss"] == "TempAgg" for y in x.values() if "[" in y]
-    begun = [first(x["encoder - table"]) for x in table("known", "encoder - table")]
+    begun = [x["encoder - table"] for x in table("known", "encoder - table")]
+    clear = [first(x) for x in begun if not below_0([x])]
 
     revela = {x["setting"]: x for x in table("revela", "over its start")}
     infonce = revela["InfoNCE"]["over Revela"]
@@ -83,7 +86,8 @@ def headlines() -> dict[str, list[tuple[str, str]]]:
 
     return {
         "README.md": [
-            (r"retriever (\S+ to \S+) times as fast", f"{min(ratios):.1f} to {max(ratios):.1f}"),
+            (r"retriever (\S+ to \S+) times as fast", f"{min(others):.1f} to {max(others):.1f}"),
+            (r"or (\S+) times if texts repeat", f"{max(repeated):.1f}"),
             (r"as written, `scale=20`, cost up to (\d+) points more", f"{at_auto - at_20:.0f}"),
             (r"QNorm won by (\d+) points", f"{first(cosine['QNorm as trained less this']):.0f}"),
             (r"and prompts by (\d+);", f"{of_prompts:.0f}"),
@@ -95,7 +99,7 @@ def headlines() -> dict[str, list[tuple[str, str]]]:
             (r"\| (\w+) gain over a tuned", "no" if below_0(over_plain) else "a"),
         ],
         "docs/start.md": [
-            (r"it was (\S+ to \S+) points ahead", f"{min(begun)} to {max(begun)}"),
+            (r"it was (\S+ to \S+) points behind", f"{min(clear):.0f} to {max(clear):.0f}"),
         ],
         "docs/losses.md": [
             (r"encoders \[up to (\S+) points", f"{-in_domain}"),
