@@ -89,7 +89,8 @@ def _western(path: Path, raw: bytes) -> str:
     """The text of a file in cp1252. DataError: it seems to be in another encoding."""
     lines = (line for line in raw.splitlines() if not line.isascii())
     sample = b"\n".join(islice(lines, 200))
-    guesses = [match.encoding for match in from_bytes(sample, cp_isolation=_KNOWN.split())]
+    matches = from_bytes(sample, cp_isolation=_KNOWN.split())
+    guesses = [match.encoding for match in matches if match.encoding != "cp1252"]
     with contextlib.suppress(UnicodeDecodeError):
         text = raw.decode("cp1252")
         letters, odd = _odd_letters(sample.decode("cp1252"))
@@ -97,7 +98,7 @@ def _western(path: Path, raw: bytes) -> str:
             return text
         if odd.isalpha() and odd != letters:
             guesses.insert(0, "cp1252")
-    names = list(dict.fromkeys(guesses))[:4]
+    names = guesses[:4]
     if not names:
         raise DataError(f"{path} is not UTF-8; name its encoding with --encoding NAME.")
     found = re.finditer(rb"[^\x00-\x7f]+", sample)
