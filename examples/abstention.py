@@ -26,6 +26,7 @@ from scipy.special import bdtr
 from scipy.stats import binomtest
 
 import st_magnitude as stm
+from st_magnitude.workbench.memory import unread
 
 SIGNALS = {  # from the best scores, (n, >= 2) -> (n,)
     "score": lambda scores: scores[:, 0],
@@ -91,6 +92,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True, help="pairs or a folder, with a dev split")
+    parser.add_argument("--columns", help="other names, as query=title,document=body")
     parser.add_argument("--risk", type=float, default=0.1)
     parser.add_argument("--delta", type=float, default=0.05)
     parser.add_argument("--output", type=Path, default=Path("abstention.json"))
@@ -99,10 +101,10 @@ def main():
         if not 0 < getattr(args, name) < 1:
             parser.error(f"--{name} must be strictly between 0 and 1")
 
-    model, splits = stm.load(args.model), stm.load_splits(args.data)
+    model, splits = stm.load(args.model), stm.load_splits(args.data, columns=args.columns)
     if "dev" not in splits:
         parser.error("the data need a dev split, whose queries nobody has trained on")
-    scores, is_wrong = best_scores(model, splits["dev"])
+    scores, is_wrong = best_scores(model, unread(splits["dev"], args.model))
     signal, threshold = choose_threshold(scores, is_wrong, args.risk, args.delta)
     rule = {"signal": signal, "threshold": threshold, "risk": args.risk, "delta": args.delta}
     if math.isinf(threshold):
@@ -110,7 +112,7 @@ def main():
     args.output.write_text(json.dumps(rule))
     print(f"Answer a query if its {signal} is at least {threshold:.4g}; saved to {args.output}")
     if "test" in splits:  # of the dev queries, which have chosen, too few are wrong
-        scores, is_wrong = best_scores(model, splits["test"])
+        scores, is_wrong = best_scores(model, unread(splits["test"], args.model))
         answered = answers(rule, scores)
         wrong, total = int((answered & is_wrong).sum()), int(answered.sum())
         print(f"test: {total} of {len(scores)} queries answered")

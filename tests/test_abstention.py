@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import save_splits
+from datasets import Dataset
 
 import st_magnitude as stm
+from st_magnitude.workbench.memory import write_memory
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "abstention.py"
 abstention = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
@@ -54,12 +56,12 @@ def test_the_guarantee_holds_over_repeated_samples(probability, decimals):
 
 
 def test_the_example(static_model, tmp_path, monkeypatch, capsys):
-    """A risk of 0.01 needs 299 right answers in a row."""
+    """A risk of 0.01 needs 299 right answers in a row. What the model has read does not count."""
     monkeypatch.setattr(stm, "load", lambda _: static_model)
     places = ["--data", save_splits(tmp_path, "dev", "test"), "--output", tmp_path / "rule.json"]
 
     def run(*options):
-        arguments = ["abstention.py", "--model", "model", *places, *options]
+        arguments = ["abstention.py", "--model", tmp_path / "model", *places, *options]
         monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
         abstention.main()
 
@@ -70,6 +72,10 @@ def test_the_example(static_model, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert f"test: {answered.sum()} of 8 queries answered" in said
     assert f"wrong: {(answered & is_wrong).sum() / answered.sum():.3f} [" in said
+    asked = list(stm.load_splits(tmp_path)["test"].queries.values())
+    write_memory(tmp_path / "model", Dataset.from_dict({"anchor": asked[:3]}))
+    run("--risk", 0.9, "--delta", 0.5)
+    assert "of 5 queries answered" in capsys.readouterr().out
     for risk, refused in ((0.01, "use more queries"), (1, "between 0 and 1")):
         with pytest.raises(SystemExit):
             run("--risk", risk)

@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 
 from st_magnitude._checks import INSTALL, InputError, MissingPackage, did_you_mean
 
@@ -48,7 +49,7 @@ def refuse_other_folder(what: str, path: str) -> None:
 
 def not_found(what: str, path: str, error: Exception) -> OSError:
     """The error of a name that no folder has, for which the hub has given an error."""
-    said = str(error).partition(". ")[0][:99]
+    said = shorten(str(error).partition(". ")[0], 200, placeholder="...")
     return OSError(
         f"There is no {what} at {path!r}: no folder has this name, and the hub gave no such"
         f" model ({said}). Check the name and the network, or give a folder."

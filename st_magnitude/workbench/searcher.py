@@ -30,7 +30,7 @@ class Searcher:
     """A model with the embeddings of a corpus, and with BM25 where a fusion asks for it.
 
     Args:
-        model: The model.
+        model: The model; None for BM25 alone.
         data: The corpus.
         fusion: The weights of the model and of BM25; None for the model alone.
         **options: Options of `st_magnitude.encode`, such as ``batch_size=128``.
@@ -46,7 +46,7 @@ class Searcher:
 
     def __init__(
         self,
-        model: SentenceTransformer,
+        model: SentenceTransformer | None,
         data: RetrievalData,
         fusion: Fusion | None = None,
         **options: Any,
@@ -54,12 +54,12 @@ class Searcher:
         self.model = model
         self.fusion = fusion
         self.about = ""  # what is searched with, if the model does not search alone
-        some = list(data.queries)[:1]  # it is asked nothing
-        self.task = encode(model, data, only=some, **options)
+        self.data = data
+        if model is not None:
+            some = list(data.queries)[:1]  # it is asked nothing
+            self.task = encode(model, data, only=some, **options)
         if fusion is not None:
             self.index = LexicalIndex(data, TOKENS[fusion.tokens])
-            unit_queries = Similarity(1.0, self.task.similarity.exponents[1])
-            self.task = replace(self.task, similarity=unit_queries)
 
     @classmethod
     def from_folder(
@@ -81,17 +81,20 @@ class Searcher:
                 raise InputError(f"{folder} has no {DEPLOY}, so {system!r} is unknown there.")
             return cls(load(str(folder)), data, **options)
         name, way = decision.way(system)
-        place = str(folder) if way.model in ("", HERE) else way.model
-        try:
-            model = load(place, **({"revision": way.revision} if way.revision else {}))
-        except OSError as error:
-            raise OSError(f"{folder} deploys {name!r} with a model elsewhere. {error}") from error
-        score_by_cosine(model, logger.info)
         fusion = None
         if isinstance(way.how, Fusion):
             fusion = way.how
         elif way.how:
             fusion = Fusion(weight=0.0, unit=1.0, scale=1.0, tokens=way.how)
+        model = None
+        if fusion is None or fusion.weight > 0:
+            place = str(folder) if way.model in ("", HERE) else way.model
+            try:
+                model = load(place, **({"revision": way.revision} if way.revision else {}))
+            except OSError as error:
+                said = f"{folder} deploys {name!r} with a model elsewhere. {error}"
+                raise OSError(said) from error
+            score_by_cosine(model, logger.info)
         searcher = cls(model, data, fusion, **options)
         if way.how or way.model != HERE:
             how = f" ({way.how})" if way.how else ""
@@ -105,11 +108,15 @@ class Searcher:
     def search(self, texts: Sequence[str], k: int = 10) -> Ranking:
         """The ranking of the best k documents for each text."""
         asked = list(dict.fromkeys(texts))
+        data = self.data.asking(asked)
+        if self.model is None:
+            return self.index.search(data, k)
         queries = encode_raw(self.model, asked, "query", keep_normalize=True)  # (n, D)
-        data = self.task.data.asking(asked)
         task = replace(self.task, data=data, query_ids=asked, queries=queries)
         if self.fusion is None:
             return task.search(k)
         depth = max(DEPTH, k)
-        found = self.fusion(task.search(depth), self.index.search(data, depth))
+        unit_queries = Similarity(1.0, task.similarity.exponents[1])
+        dense = replace(task, similarity=unit_queries).search(depth)
+        found = self.fusion(dense, self.index.search(data, depth))
         return Ranking.of_rows(found.data, found.query_ids, found.columns, found.scores, k)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from st_magnitude._checks import counted, shown
+from st_magnitude._checks import counted, did_you_mean, shown
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError, canonical
 from st_magnitude.workbench.files.lines import LeftOut
@@ -42,6 +42,8 @@ def roles_of(
     """The columns of each role in every table. Tables with other columns have others, as far as
     they have a query and a document of their own."""
     if isinstance(given, str):
+        if "=" not in given:
+            raise DataError(f"columns is {given}, without roles: write query=NAME,document=NAME.")
         parts = (part.partition("=") for part in given.split(","))
         given = {role.strip(): column.strip() for role, _, column in parts}
     given = given or {}
@@ -67,6 +69,7 @@ def _choose_columns(tables: list[Columns], given: Mapping[str, str]) -> dict[str
             if one not in known:
                 raise DataError(
                     f"columns has {role}={column}, but the {what} are {', '.join(known)}."
+                    f"{did_you_mean(one, known)}"
                 )
     plain = {c: re.sub(r"[\W_]", "", c.casefold()) for c in columns if [c] not in chosen.values()}
     for role, choices in ROLES.items():
@@ -81,13 +84,22 @@ def _choose_columns(tables: list[Columns], given: Mapping[str, str]) -> dict[str
             if names == CLASSES:  # whose numbers are often next to them
                 plain = {column: name for column, name in plain.items() if name != "label"}
     chosen.setdefault("negative", [c for c, name in plain.items() if re.fullmatch(NEGATIVE, name)])
-    if not {"query", "document"} <= chosen.keys():
+    if missing := [role for role in ("query", "document") if role not in chosen]:
+        longest = sorted(plain, key=lambda column: -_num_words(tables, column))[: len(missing)]
+        left = [*sorted(longest, key=columns.index), "NAME", "NAME"]
+        advice = {role: x[0] for role, x in chosen.items() if x}
+        advice |= dict(zip(missing, left, strict=False))
+        named = ",".join(f"{role}={advice[role]}" for role in ("query", "document"))
         source = f"{tables[0].source}: " if tables[0].source else ""
         raise DataError(
             f"{source}the columns are {', '.join(columns)[:300]}. If this is the header, name two"
-            " of them, as --columns query=NAME,document=NAME; if not, write one above it."
+            f" of them, as --columns {shown(named)[1:-1]}; if not, write one above it."
         )
     return chosen
+
+
+def _num_words(tables: list[Columns], column: str) -> int:
+    return sum(len(str(cell).split()) for table in tables for cell in table.column(column))
 
 
 class Pairs(NamedTuple):

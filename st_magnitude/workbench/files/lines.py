@@ -24,8 +24,29 @@ WRONG = "\ufffd"  # what stands for bytes that are no letter
 # Encodings that people use, of which a sample is in one. Others fit by chance.
 _KNOWN = """cp1252 cp1250 cp1251 cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 cp874 cp932 cp949 gb18030
     big5 euc_jp koi8_r koi8_u cp866 cp850 cp852 iso8859_2 iso8859_5 mac_roman mac_cyrillic"""
-_WESTERN = "àáâãäåæçèéêëìíîïñòóôõöøùúûüßœ¿¡·‘’“”„«»…–—"
-_NEVER = (("õû", "öü"), ("ã", "î"), ("æ", "è"))  # of which no Western language has two together
+_SMALL = "a-zàáâãäåæçèéêëìíîïñòóôõöøùúûüßœ"  # letters of Western languages
+_LETTER = r"[^\W\d_]"
+# Signs of cp1252 where Western texts have them: "²" after "m", "“" not within a word. Elsewhere
+# they are letters of another encoding.
+_SIGNS = re.compile(
+    rf"""\b(?:[cdkm]?m|ft|in)[²³](?!\w) | \b[nNM][ªº](?!{_LETTER}) | [®™](?!{_LETTER})
+    | (?<!\w)µ(?=[mglsAVW](?![a-z])) | (?<!\w)[§¿¡] | [’·–—…´°\s]
+    | (?<!{_LETTER})[‘“”„«»] | [‘“”„«»](?!{_LETTER})
+    | (?<!{_LETTER})[•±×÷©ªº²³½¼¾€£](?!{_LETTER})""",
+    re.VERBOSE,
+)
+# Letters where no Western language has them, as č of cp1250, read as è, before a vowel.
+_MISPLACED = rf"""õ(?!e)|ñ(?![aeioáéíóu])|[èò](?=[aeiou])|æ(?=[aiu])|ç(?=[b-df-hj-np-tv-z])
+    |ø(?=[áéí])|[ìù](?={_LETTER})|[âî](?!{_LETTER})|ã(?=[b-df-hj-np-rt-z])|œ(?![uidst])
+    |[^\x00-\x7f]{{3}}"""
+# Words of Western languages: in small letters, in capitals, and of one letter.
+_WORDS = re.compile(
+    rf"""(?<!{_LETTER})(?:
+    (?=[^\W\d_]*[a-zA-Z])[A-ZÀ-Þ]?(?:(?!{_MISPLACED})[{_SMALL}])+
+    | [A-ZÀ-Þ]*[A-Z][A-ZÀ-Þ]* | (?<!\d)[àáâéèêíóòôöåøæÀÉÈÓÖÅØ])(?!{_LETTER})""",
+    re.VERBOSE,
+)
+_NEVER = (("õû", "öü"), ("î", "ãíñò"), ("ò", "âê"), ("æ", "è"))  # in one text
 _RULE = re.compile(r"[-: ]*")  # below the header of a table in Markdown, or nothing
 Line = tuple[int, int, tuple[str, ...]]  # where it begins, where the next does, and its cells
 
@@ -69,21 +90,36 @@ def _western(path: Path, raw: bytes) -> str:
     lines = (line for line in raw.splitlines() if not line.isascii())
     sample = b"\n".join(islice(lines, 200))
     matches = from_bytes(sample, cp_isolation=_KNOWN.split())
-    next_to_small = r"(?<=[a-z])[^\x00-\x7f\s]|[^\x00-\x7f\sÀ-Þ](?=[a-z])"
-    found = re.findall(next_to_small, sample.decode("cp1252", "replace"))
-    is_western = 10 * sum(letter not in _WESTERN for letter in found) <= len(found)
-    usual = {letter for letter in {*found} if 50 * found.count(letter) > len(found)}
-    is_western &= not any(usual & {*some} and usual & {*others} for some, others in _NEVER)
-    guesses = [match for match in matches if "cp1252" not in match.could_be_from_charset]
-    if len(guesses) < len(matches) and is_western:
-        return raw.decode("cp1252")
-    if not guesses:
+    guesses = [match.encoding for match in matches if match.encoding != "cp1252"]
+    with contextlib.suppress(UnicodeDecodeError):
+        text = raw.decode("cp1252")
+        letters, odd = _odd_letters(sample.decode("cp1252"))
+        if 10 * len(odd) <= len(letters):
+            return text
+        if odd.isalpha() and odd != letters:
+            guesses.insert(0, "cp1252")
+    names = guesses[:4]
+    if not names:
         raise DataError(f"{path} is not UTF-8; name its encoding with --encoding NAME.")
-    read = [f"{x.encoding} {shown(str(x).strip().splitlines()[0])}" for x in guesses[:3]]
+    found = re.finditer(rb"[^\x00-\x7f]+", sample)
+    cuts = (sample[max(0, part.start() - 20) : part.end() + 20] for part in found)
+    read = [[cut.decode(name, "ignore") for name in names] for cut in cuts]
+    best = max(read, key=lambda texts: len({*texts}))  # the first where most encodings differ
+    samples = ", ".join(f"as {x} {shown(text)}" for x, text in zip(names, best, strict=True))
     raise DataError(
-        f"{path} is not UTF-8. It reads as {', as '.join(read)}. Name its encoding, as with"
-        f" --encoding {guesses[0].encoding}."
+        f"{path} is not UTF-8. It reads {samples}. Name the encoding that reads right, as with"
+        f" --encoding {names[0]}."
     )
+
+
+def _odd_letters(text: str) -> tuple[str, str]:
+    """The letters beyond ASCII, and those of them that no Western text has at their place."""
+    words = _SIGNS.sub(" ", text)
+    letters = re.sub(r"[\x00-\x7f]", "", words)
+    usual = {letter for letter in {*letters} if 50 * letters.count(letter) > len(letters)}
+    if any(usual & {*some} and usual & {*others} for some, others in _NEVER):
+        return letters, letters
+    return letters, re.sub(r"[\x00-\x7f]", "", _WORDS.sub("", words))
 
 
 def lines_of(path: Path, text: str, notes: list[str]) -> list[Line]:

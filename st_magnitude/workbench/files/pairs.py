@@ -173,7 +173,7 @@ def load_splits(
         name = f"neighbouring chunks of {name}"
     tables = [table for table in tables if table.num_rows]
     if not tables:
-        raise DataError(f"{name} has no rows.")
+        raise DataError(f"{source if isinstance(source, str | Path) else name} has no rows.")
     roles = roles_of(tables, columns)
     if threshold is not None:
         in_range("threshold", threshold)
@@ -280,13 +280,12 @@ def _build(pairs: Pairs, part_of: Mapping[str, str], name: str, notes: list[str]
         )
     judged: dict[str, dict[str, int]] = {}
     asked: dict[str, dict[str, str]] = {"train": {}, "dev": {}, "test": {}}  # id -> text
-    contradictions = same = 0
+    contradictions = 0
     for _, key, query, text, grade in zip(*pairs, strict=True):
         if grade is not None:
             part = part_of[key]
             asked[part][queries[query]] = query
             document = documents[text]
-            same += grade > 0 and document == queries[query]
             grades = judged.setdefault(queries[query], {})
             before = grades.get(document, grade)
             contradictions += (before > 0) != (grade > 0)
@@ -304,6 +303,12 @@ def _build(pairs: Pairs, part_of: Mapping[str, str], name: str, notes: list[str]
             splits[part].name = f"{name}, {part} split"
     counts = ", ".join(f"{len(of_part):,} in {part}" for part, of_part in asked.items() if of_part)
     notes.append(f"{counted(len(corpus), 'document')}; queries: {counts}.")
+    same = sum(query in grades for query, grades in data.relevant.items())
+    if same == sum(map(len, data.relevant.values())):
+        raise DataError(
+            f"In all {same:,} pairs the document is the query, which any search finds, so nothing"
+            " can be judged: choose another column, with --columns document=NAME."
+        )
     if same:
         said = f"In {counted(same, 'pair')} the document is the query, which any search finds."
         notes.append(LeftOut(f"{said} They raise the figures: leave them out."))

@@ -292,7 +292,7 @@ def _read_sheet(path: Path, raw: bytes, chosen: str | None, notes: list[str]) ->
     chosen = chosen or next(iter(sheets))
     source = f"{path}, sheet {chosen!r} of {shown([*sheets])}"
     if chosen not in sheets:
-        raise DataError(f"There is no {source}.")
+        raise DataError(f"{path} has no sheet {chosen!r}, but {', '.join(sheets)[:300]}.")
     if len(sheets) > 1:
         notes.append(LeftOut(f"Read {source}; --sheet NAME chooses another one."))
     return _under_header(sheets[chosen], source, "row")

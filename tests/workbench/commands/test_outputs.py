@@ -1,12 +1,14 @@
 """No command writes where its input is, or over what it did not write, and it says so at once."""
 
 import os
+import re
 
 import pytest
 from _calls import COMMANDS, call, taking
 from _cli import refusal
 
 from st_magnitude._files import OUR_PAGE, WORK, written
+from st_magnitude.saving.find import not_found
 
 INPUTS = {"data", "model", "also"}
 OUTPUTS = ("DIRECTORY", "FILE")
@@ -99,3 +101,9 @@ def test_so_is_a_missing_model(tiny_path, option, command):
         words = call(command, model=tiny_path if option == "also" else absent)
         assert why in refusal(*words, **{"also": absent} if option == "also" else {})
     assert not os.path.exists("out")
+
+
+def test_what_the_hub_said_ends_with_a_word():
+    said = not_found("model", "x", OSError("It is not in the local cache, nor there." * 9))
+    assert "(It is not in the local cache, nor" in str(said)
+    assert re.search(r" \w+\.*\.\.\.\)\. Check", str(said))

@@ -99,7 +99,8 @@ HALF = Fusion(0.5, 1.0, 2.0, "words")
         (("another", HALF, "{elsewhere}"), "another", 0.5, "Searching with another (0.5 model"),
     ],
 )
-def test_search_uses_what_was_recommended(recommended, decision, system, weight, said):
+def test_search_uses_what_was_recommended(recommended, monkeypatch, decision, system, weight, said):
+    """BM25 alone neither loads nor runs a model."""
     model, file, decide = recommended
     if decision is not None:
         name, how, place = decision
@@ -108,12 +109,15 @@ def test_search_uses_what_was_recommended(recommended, decision, system, weight,
             bag(["other"]).save_pretrained(str(model))
         decide(name, how, place)
     options = {"data": file} | ({"system": system} if system else {})
-    found = figures("search", model, "tea cup", **options)["found"]
     data = stm.load_splits(file)["train"].asking(["tea cup"])
     used = place if decision is not None and place not in (".", "") else model
     dense = stm.encode(stm.load(used), data, "cosine", only=["tea cup"]).search()
     lexical = bm25_run(data)
     fused = Fusion(weight, 1.0, 2.0, "words")(dense, lexical)
+    if weight == 0:
+        monkeypatch.setattr("st_magnitude.workbench.searcher.load", None)
+        monkeypatch.setattr(SentenceTransformer, "encode", None)
+    found = figures("search", model, "tea cup", **options)["found"]
     expected = [(document, pytest.approx(score)) for document, score in fused["tea cup"].items()]
     assert [(hit["document"], hit["score"]) for hit in found] == expected
     shown = " ".join(invoke("search", model, "tea cup", **options).output.split())

@@ -147,9 +147,9 @@ def test_a_spreadsheet(tmp_path):
     splits = load_splits(tmp_path)
     assert pairs_of(splits) == {("what?", "NA"), ("how?", "7")}
     assert "sheet 'Sheet' of ['Sheet', 'b']; --sheet NAME" in " ".join(splits.notes)
-    with pytest.raises(DataError, match=r"no .*a.xlsx, sheet 'c' of \['Sheet', 'b'\]"):
+    with pytest.raises(DataError, match=r"a.xlsx has no sheet 'c', but Sheet, b\."):
         load_splits(file, sheet="c")
-    with pytest.raises(DataError, match="a has no rows"):
+    with pytest.raises(DataError, match=r"a\.xlsx has no rows"):
         load_splits(file, sheet="b")
     spreadsheet(file, [*rows, ("why?", datetime(2024, 1, 2), 1)])
     with pytest.raises(DataError, match=r"sheet 'Sheet' .*, row 6: the document is datetim"):
@@ -261,28 +261,29 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.json", "[1, 2]", "row 1: is not a mapping of texts, but 1"),
     ("a.json", "{", "line 1: is not valid JSON"),
     ("a.json", "", "has no rows"),
-    ("a.jsonl", '"text"\n', "line 1: is not a mapping of texts, but 'text'"),
     ("a.csv.gz", gzip.compress(CSV.encode())[:-20], "cannot be unpacked"),
-    ("a.csv.gz", CSV, "cannot be unpacked"),
     ("a.parquet", b"PAR1 torn", "not read as Parquet"),
     ("a.xlsx", b"torn", "not read as xlsx|needs openpyxl"),
     ("a.xlsx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" * 99, "not read as xlsx .*; save it|openpyxl"),
-    ("a.csv", "title,body\na,b\n", "a.csv: the columns are title, body.* --columns query=NAME"),
+    (
+        "a.csv",
+        "title,body\na,b\n",
+        "a.csv: the columns are title, body.* --columns query=title,document=body;",
+    ),
+    ("a.csv", "id,q,kind,a\n1,what is it?,x,a drink\n", "--columns query=q,document=a;"),
+    ("a.csv", "id,question,c,d\n1,what?,x,a b\n", "--columns query=question,document=d;"),
+    ("a.csv", "query,document\na,a\nb,b\n", "In all 2 pairs the document is the query"),
     ("a.csv", "what is tea?,a drink\nand?,b\n", "the columns are what is tea.*write one above it"),
     ("a.csv", "# of Monday\nquery,document\na,b\n", "first line, '# of Monday', has one column"),
     ("a.csv", 'query,document\na,"b" c\nd,e\nf,"g" h\n', "line 2: .*nor does one on 1 other line"),
     ("a.csv", "query,document,split\na,b, Train \nc,d,Trian\n", "line 3: the split 'Trian' is not"),
     ("a.csv", "query,document\na,b\nc,d,e\n", "line 3: has 3 columns, but the header has 2"),
     ("a.csv", 'query,document\n"a\nb",c\nd,"e\nf,g\n', "line 4: a cell in double quotes does not"),
-    ("a.csv", 'query,document\na,"say \\"b\\""\n', "line 2: a cell in double quotes"),
-    ("a.csv", "query\nlonely\n", "the first line, 'query', has one column"),
     ("a.csv", "\n", "is empty; write a header"),
     ("a.csv", "query,document\n", "has no rows"),
-    ("a.csv", "query,document\n,\n", "has no rows"),
     ("a.csv", "query,document\na,\n", "no document is relevant"),
     ("a.csv", "query,answer,passage\na,b,c\n", "answer and passage may be the document: choose"),
     ("a.csv", "text,label\na,7\nc,8\n", "numbers, such as '7'.* add one with the names"),
-    ("a.csv", "query,document,score\na,b,0\nc,d,0\n", "no document is relevant"),
     ("a.csv", "query,document,score\na,b,-2.5\nc,d,-0.5\n", "highest score is -0.5, below"),
     ("a.csv", "query,document,score\na,b,1\nc,d,x\n", "line 3: the score"),
     ("a.csv", f"query,document,score\na,b,{HUGE}\n", "line 2: the score is 'xxx.*; write a number"),
