@@ -24,29 +24,6 @@ WRONG = "\ufffd"  # what stands for bytes that are no letter
 # Encodings that people use, of which a sample is in one. Others fit by chance.
 _KNOWN = """cp1252 cp1250 cp1251 cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 cp874 cp932 cp949 gb18030
     big5 euc_jp koi8_r koi8_u cp866 cp850 cp852 iso8859_2 iso8859_5 mac_roman mac_cyrillic"""
-_SMALL = "a-zàáâãäåæçèéêëìíîïñòóôõöøùúûüßœ"  # letters of Western languages
-_LETTER = r"[^\W\d_]"
-# Signs of cp1252 where Western texts have them: "²" after "m", "“" not within a word. Elsewhere
-# they are letters of another encoding.
-_SIGNS = re.compile(
-    rf"""\b(?:[cdkm]?m|ft|in)[²³](?!\w) | \b[nNM][ªº](?!{_LETTER}) | [®™](?!{_LETTER})
-    | (?<!\w)µ(?=[mglsAVW](?![a-z])) | (?<!\w)[§¿¡] | [’·–—…´°\s]
-    | (?<!{_LETTER})[‘“”„«»] | [‘“”„«»](?!{_LETTER})
-    | (?<!{_LETTER})[•±×÷©ªº²³½¼¾€£](?!{_LETTER})""",
-    re.VERBOSE,
-)
-# Letters where no Western language has them, as č of cp1250, read as è, before a vowel.
-_MISPLACED = rf"""õ(?!e)|ñ(?![aeioáéíóu])|[èò](?=[aeiou])|æ(?=[aiu])|ç(?=[b-df-hj-np-tv-z])
-    |ø(?=[áéí])|[ìù](?={_LETTER})|[âî](?!{_LETTER})|ã(?=[b-df-hj-np-rt-z])|œ(?![uidst])
-    |[^\x00-\x7f]{{3}}"""
-# Words of Western languages: in small letters, in capitals, and of one letter.
-_WORDS = re.compile(
-    rf"""(?<!{_LETTER})(?:
-    (?=[^\W\d_]*[a-zA-Z])[A-ZÀ-Þ]?(?:(?!{_MISPLACED})[{_SMALL}])+
-    | [A-ZÀ-Þ]*[A-Z][A-ZÀ-Þ]* | (?<!\d)[àáâéèêíóòôöåøæÀÉÈÓÖÅØ])(?!{_LETTER})""",
-    re.VERBOSE,
-)
-_NEVER = (("õû", "öü"), ("î", "ãíñò"), ("ò", "âê"), ("æ", "è"))  # in one text
 _RULE = re.compile(r"[-: ]*")  # below the header of a table in Markdown, or nothing
 Line = tuple[int, int, tuple[str, ...]]  # where it begins, where the next does, and its cells
 
@@ -67,8 +44,13 @@ def encoding_of(start: bytes) -> str:
 
 
 def decoded(path: Path, raw: bytes, notes: list[str]) -> str:
-    """The text of a file. In UTF-8, single bytes that are wrong are replaced; a file that has as
-    many of them as right letters beyond ASCII is cp1252, or refused."""
+    """The text of a file. In UTF-8, single bytes that are wrong are replaced.
+
+    Raises:
+        DataError: If a file has as many of them as right letters beyond ASCII. No program can tell
+            the encodings of one byte a letter apart for sure, and a text that is misread is judged
+            as any other: the user has to name its encoding.
+    """
     encoding = encoding_of(raw)
     try:
         return raw.decode(encoding)
@@ -76,50 +58,31 @@ def decoded(path: Path, raw: bytes, notes: list[str]) -> str:
         line = 1 + len(re.findall(rb"\r\n?|\n", raw[: error.start]))
     text = raw.decode(encoding, "replace")
     wrong = text.count(WRONG)
-    how = f"with {counted(wrong, 'wrong byte')} replaced by {WRONG}"
     if encoding == "utf-8-sig" and 2 * wrong > len(re.findall(r"[^\x00-\x7f]", text)):
-        text = _western(path, raw)
-        how = "as cp1252 (Windows, Western European)"
+        raise DataError(f"{path} is not UTF-8. {_readings(raw)}")
     name = encoding.upper().removesuffix("-SIG")
+    how = f"with {counted(wrong, 'wrong byte')} replaced by {WRONG}"
     notes.append(LeftOut(f"{path}, line {line:,}: is not {name}; the file was read {how}."))
     return text
 
 
-def _western(path: Path, raw: bytes) -> str:
-    """The text of a file in cp1252. DataError: it seems to be in another encoding."""
+def _readings(raw: bytes) -> str:
+    """How a text reads in the encodings that it may be in."""
     lines = (line for line in raw.splitlines() if not line.isascii())
     sample = b"\n".join(islice(lines, 200))
-    matches = from_bytes(sample, cp_isolation=_KNOWN.split())
-    guesses = [match.encoding for match in matches if match.encoding != "cp1252"]
+    guesses = [match.encoding for match in from_bytes(sample, cp_isolation=_KNOWN.split())]
     with contextlib.suppress(UnicodeDecodeError):
-        text = raw.decode("cp1252")
-        letters, odd = _odd_letters(sample.decode("cp1252"))
-        if 10 * len(odd) <= len(letters):
-            return text
-        if odd.isalpha() and odd != letters:
-            guesses.insert(0, "cp1252")
-    names = guesses[:4]
+        sample.decode("cp1252")
+        guesses.insert(0, "cp1252")
+    names = list(dict.fromkeys(guesses))[:4]
     if not names:
-        raise DataError(f"{path} is not UTF-8; name its encoding with --encoding NAME.")
+        return "Name its encoding with --encoding NAME."
     found = re.finditer(rb"[^\x00-\x7f]+", sample)
     cuts = (sample[max(0, part.start() - 20) : part.end() + 20] for part in found)
     read = [[cut.decode(name, "ignore") for name in names] for cut in cuts]
     best = max(read, key=lambda texts: len({*texts}))  # the first where most encodings differ
     samples = ", ".join(f"as {x} {shown(text)}" for x, text in zip(names, best, strict=True))
-    raise DataError(
-        f"{path} is not UTF-8. It reads {samples}. Name the encoding that reads right, as with"
-        f" --encoding {names[0]}."
-    )
-
-
-def _odd_letters(text: str) -> tuple[str, str]:
-    """The letters beyond ASCII, and those of them that no Western text has at their place."""
-    words = _SIGNS.sub(" ", text)
-    letters = re.sub(r"[\x00-\x7f]", "", words)
-    usual = {letter for letter in {*letters} if 50 * letters.count(letter) > len(letters)}
-    if any(usual & {*some} and usual & {*others} for some, others in _NEVER):
-        return letters, letters
-    return letters, re.sub(r"[\x00-\x7f]", "", _WORDS.sub("", words))
+    return f"It reads {samples}. Name the one that reads right: --encoding NAME."
 
 
 def lines_of(path: Path, text: str, notes: list[str]) -> list[Line]:
