@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from st_magnitude.judge import Difference
 from st_magnitude.result import Result, Table, to_plain
 from st_magnitude.workbench.comparison.config import Candidate
+from st_magnitude.workbench.judging.choice import HERE
 from st_magnitude.workbench.judging.verdict import Verdict
 
 __all__ = ["CompareResult", "Entry"]
@@ -97,14 +98,13 @@ class CompareResult(Result):
         if test.nothing:
             return test.nothing
         name = self.winner.name
+        trains = not test.is_worse if test.decision is None else test.decision.model == HERE
         if self.is_alone:
             return (
                 f"Nothing is recommended: the budget was over after one candidate, {name}."
                 f" {MORE_TIME} {test.headline}"
             )
-        found = [f"Train with {name}."]
-        if test.is_worse:
-            found = [f"Keep the pretrained model. The best candidate, {name}, is clearly worse."]
+        found = [f"{'Train' if trains else 'If you train at all, train'} with {name}."]
         if self.over_cosine is None:
             found.append("It is the first on dev.")
         else:
@@ -122,10 +122,6 @@ class CompareResult(Result):
             found.append(MORE_TIME)
         return " ".join(found)
 
-    @property
-    def test_table(self) -> Table:
-        return next(table for table in self.test.tables() if isinstance(table, Table))
-
     def to_dict(self) -> dict[str, object]:
         return {
             "winner": None if self.is_alone else self.winner.name,
@@ -138,7 +134,10 @@ class CompareResult(Result):
     def tables(self) -> Iterable[Table | str]:
         if self.test.decision is not None:
             yield self.test.deploy
-        yield self.test_table
+        yield self.recommendation
+        if self.train_options and not self.test.nothing:
+            yield f"Train again with the options {self.train_options}"
+        yield self.test.table
         whole = [entry for entry in self.candidates if entry.steps == self.first.steps]
         rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]
         title = f"nDCG@10 on {self.dev_queries:,} dev queries, after {self.first.steps:,} steps"
@@ -148,6 +147,3 @@ class CompareResult(Result):
                 f" {stopped} others were stopped behind a candidate of the same loss, or diverged."
             )
         yield Table(("candidate", "nDCG@10", "exponent", "seconds"), rows, title, note)
-        yield self.recommendation
-        if self.train_options and not self.test.nothing:
-            yield f"Train again with the options {self.train_options}"

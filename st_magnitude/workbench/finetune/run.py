@@ -111,6 +111,7 @@ class Run:
     also: Collection[str]
     say: Callable[[str], None]
     weighed: dict[str, _Weighed] = field(default_factory=dict)
+    left_out: str = ""  # what the budget did not hold, in sentences
 
     def finish(self) -> TrainedModel:
         """Judges, decides, trains what is deployed on all pairs, confirms and saves."""
@@ -147,6 +148,7 @@ class Run:
                 if entrant.source is not None
             }
             verdict = verdict.placed(places | {saved: Way(HERE, "")})
+            verdict = replace(verdict, left_out=self.left_out)
         return self._save(saved, verdict, confirmed)
 
     @property
@@ -174,6 +176,8 @@ class Run:
             self._train(entrant, cost)
             return
         self.say(plan.note)
+        if not plan.trains:
+            self.left_out = plan.note
         if not plan.weighs:
             return
         budget = self.config.budget or BUDGET
@@ -185,7 +189,8 @@ class Run:
         except OverBudget:
             name = entrant.after if entrant.before in self.weighed else entrant.before
             said = f"{name[0].upper()}{name[1:]} is left out: it takes longer than was estimated"
-            self.say(f"{said}, and --budget {budget} is over.")
+            self.left_out = f"{said}, and --budget {budget} is over. Give a longer one."
+            self.say(self.left_out)
 
     def _cost(self, entrant: Entrant) -> Cost:
         return Cost.of(entrant.model, self.exam.judged or self.exam.train, self.config.seed)

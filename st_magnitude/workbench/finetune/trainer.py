@@ -312,11 +312,11 @@ def _arguments(
         save_strategy="steps" if saves else "no",
         disable_tqdm=None if saves else is_table or not sys.stderr.isatty(),
     )
-    _fit_batch(arguments, len(rows))
+    _fit_batch(arguments, len(rows), warns=saves and arguments.process_index == 0)
     return arguments
 
 
-def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> None:
+def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int, warns: bool) -> None:
     """Lowers the batch size to the number of pairs of each process."""
     if arguments.n_gpu > 1:
         logger.warning(
@@ -327,7 +327,7 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
     if most < 2:
         least = 2 * arguments.world_size
         raise InputError(f"A training needs at least {least} pairs, got {rows}: add rows.")
-    if size > most and arguments.process_index == 0:
+    if size > most and warns:  # once, and not in each fold
         logger.warning(
             f"The batch size of {size:,} is more than the {rows:,} training pairs fill: every step"
             f" takes {most:,} pairs on each process, and an epoch is one step."

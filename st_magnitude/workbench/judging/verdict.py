@@ -23,7 +23,7 @@ from st_magnitude.workbench.judging.choice import (
 from st_magnitude.workbench.judging.controls import CLASSIFIER, Controls
 from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.exam import Exam
-from st_magnitude.workbench.judging.folds import number_of_different, where
+from st_magnitude.workbench.judging.folds import FEWEST, number_of_different, where
 
 __all__ = ["AFTER", "BEFORE", "NO_COPIES", "Copies", "Row", "Scored", "Verdict"]
 __all__ += ["nothing_to_deploy", "row_of", "scoring_name", "table_of", "trained_of", "verdict_of"]
@@ -32,7 +32,6 @@ BEFORE = "the pretrained model"
 AFTER = "the trained model"
 
 MANY = 0.05  # share of near copies, above which the others are judged alone as well
-FEWEST = 10  # different queries that can decide what to deploy
 LOW = 0.1  # nDCG@10 below which a file probably names one of many equally good answers
 LEAST = 0.02  # nDCG@10 above chance that is worth a recommendation
 NONE = Controls({})
@@ -66,16 +65,18 @@ class Row:
     cost: Cost | None = None  # of its model
 
 
-def table_of(where: str, rows: Iterable[Row], deployed: str = "", note: str = "") -> Table:
+def table_of(where: str, rows: Iterable[Row], other: str = "", note: str = "") -> Table:
     """The rows, next to what is deployed, or to another one of a name, with the costs to serve if
     they are known."""
-    mark = "" if deployed else "deployed"
+    mark = "" if other else "deployed"
     rows = list(rows)
     cells = [[row.name, row.ndcg, mark if row.gain is None else str(row.gain)] for row in rows]
-    columns = ["search", "nDCG@10", f"{deployed or 'what is deployed'} over it"]
+    columns = ["search", "nDCG@10", f"{mark} over it".strip()]
     title = f"nDCG@10 on {where}"
+    if other:
+        title += f", and what {other} has over each search"
     if any(row.cost for row in rows):
-        columns = ["search", "nDCG@10", f"{deployed or 'deployed'} over it", "ms", "docs/s", "MB"]
+        columns += ["ms", "docs/s", "MB"]
         for row, line in zip(rows, cells, strict=True):
             line[2] = str(line[2]).replace(" points", "")
             line += row.cost.cells if row.cost else ["-"] * 3
@@ -108,11 +109,13 @@ class Copies:
     def __str__(self) -> str:
         if not self.number:
             return ""
-        said = f"Up to a word, training rows hold {self.number:,} of these queries"
+        differ = "differs" if self.number == 1 else "differ"
+        said = (
+            f"{self.number:,} of these queries {differ} from a training query by at most one word."
+        )
         if self.others is None:
-            return f"{said}."
-        said += f"; on the {self.others.queries:,} others, the change is {self.others}"
-        return f"{said} against {self.over}."
+            return said
+        return f"{said} On the {self.others.queries:,} others: {self.others} over {self.over}."
 
 
 NO_COPIES = Copies(0)
@@ -132,6 +135,7 @@ class Verdict(Result):
     name: str = AFTER
     base: str = BEFORE
     copies: Copies = NO_COPIES  # of training queries
+    left_out: str = ""  # what the budget did not hold, and one that is enough, in sentences
     # all ways to search, the simplest first
     systems: tuple[System, ...] = field(default=(), repr=False, compare=False, metadata=UNSAVED)
     controls: Controls = field(default=NONE, repr=False, compare=False, metadata=UNSAVED)
@@ -153,21 +157,27 @@ class Verdict(Result):
 
     @property
     def deploy(self) -> str:
-        """The decision, or `nothing`; then the classifier, in a line of its own."""
+        """The decision, or `nothing`; then, each in a line of its own, the classifier and what was
+        left out."""
         if self.decision is None:
-            return self.nothing
-        return f"{self.decision}\n{self._about_classifier}".strip()
+            return f"{self.nothing}\n{self.left_out}".strip()
+        lines = (self.decision, self._about_classifier, self.left_out)
+        return "\n".join(filter(None, map(str, lines)))
 
     @property
     def headline(self) -> str:
-        """Better, worse or no clear difference, by how much and on how many queries."""
-        said = f"{self.saved.gain.name}: {self.saved.gain} of nDCG@10 against {self.base}"
-        parts = (f"{said}, on {self.where}.", self.copies, self._about_bm25)
+        """Whether the trained model is better or worse, by how much and on how many queries."""
+        of_both = f"between {self.name} and {self.base}"
+        said = {
+            "better": f"{self.name} is better than {self.base}",
+            "worse": f"{self.name} is worse than {self.base}",
+        }.get(self.saved.gain.verdict, f"there is no clear difference {of_both}")
+        said = f"{said[0].upper()}{said[1:]}: {self.saved.gain} of nDCG@10, on {self.where}."
+        parts = (said, self.copies, self._about_bm25, self._about_low_figures)
         return " ".join(filter(None, map(str, parts)))
 
     @property
-    def advice(self) -> str:
-        """What to do where every model is bad; empty where one is good, or nothing was found."""
+    def _about_low_figures(self) -> str:
         if self.nothing or max(self.pretrained, self.saved.ndcg) >= LOW:
             return ""
         return (
@@ -177,14 +187,12 @@ class Verdict(Result):
 
     @property
     def _about_bm25(self) -> str:
-        """A sentence where the saved model is not clearly better than BM25."""
-        if self.over_bm25 is None:
-            return self.no_control
-        if self.over_bm25.is_worse:
-            return "BM25, which needs no training, is better."
-        if self.over_bm25.is_better:
+        """A sentence where BM25 beats the trained model, or may do so and no decision says it."""
+        if self.over_bm25 is None or self.over_bm25.is_better:
             return ""
-        return "It is not clearly better than BM25, which needs no training."
+        if self.over_bm25.is_worse:
+            return f"BM25 alone is better than {self.name} alone."
+        return "" if self.decision else f"Whether {self.name} is better than BM25 alone is open."
 
     @property
     def _about_classifier(self) -> str:
@@ -208,9 +216,16 @@ class Verdict(Result):
         figures = {"queries": self.saved.gain.queries, "pretrained": self.pretrained}
         return figures | super().to_dict()
 
-    def tables(self) -> Iterable[Table]:
-        reference = "" if self.decision else self.name
-        yield table_of(self.where, self.rows, reference, self.no_control)
+    def tables(self) -> Iterable[Table | str]:
+        if self.deploy:
+            yield self.deploy
+        yield self.headline
+        yield self.table
+
+    @property
+    def table(self) -> Table:
+        """All searches."""
+        return table_of(self.where, self.rows, "" if self.decision else self.name, self.no_control)
 
 
 def trained_of(models: Sequence[System], deployed: System) -> System:

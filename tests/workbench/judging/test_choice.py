@@ -123,27 +123,63 @@ def test_what_is_deployed_is_the_simplest_within_a_margin_of_the_best(seed, wort
         best = max(systems[:place], key=lambda system: system.ranking.mean)
         lead = deployed.ranking - best.ranking
         assert (decision.over, decision.lead) == (best.name, lead)
-        assert f", {lead} over {best.name}" in said
-        assert ("not certain on 100 queries" in said) != lead.is_better
+        assert (f"It gains {str(lead)[1:]} over {best.name}." in said) == lead.is_better
+        is_open = f"Whether it is better than {best.name} is open: {lead}. About " in said
+        assert is_open != lead.is_better
     else:
         assert (decision.over, decision.lead) == ("", None)
     others = [system for system in systems if system is not deployed]
     rival = max(others, key=lambda system: system.ranking.mean)
     gain = deployed.ranking - rival.ranking
     assert (decision.rival, decision.over_rival) == (rival.name, gain)
+    assert decision.over_bm25 is None
+    renamed = decide([replace(systems[0], name="BM25"), *systems[1:]], worth=worth)
+    assert renamed.over_bm25 == (deployed.ranking - systems[0].ranking if place else None)
     assert (f"It is simpler than {rival.name}, the best: {gain}." in said) == (gain.mean < 0)
     assert ("Nothing else is better." in said) == (not place and gain.mean >= 0)
 
 
-def test_an_uncertain_lead_says_how_many_queries_would_tell():
-    """1.43 * 4.3 points of 3.1, squared, times 31, is 121.97."""
-    lead = Difference(0.031, -0.012, 0.074, 31, 9)
-    said = str(Decision("m", 0.76, "", "BM25", lead))
-    assert said == (
-        "Deploy m: nDCG@10 0.7600, +3.1 points [-1.2, +7.4] over BM25, not certain on 31 queries;"
-        " about 120 would tell."
-    )
-    assert "1,300 would" in str(Decision("m", 0.76, "", "BM25", replace(lead, low=-0.11)))
+CLEAR = Difference(0.261, 0.226, 0.296, 448, 99)
+OPEN = Difference(0.031, -0.012, 0.074, 31, 9)
+BEHIND = Difference(-0.003, -0.01, 0.004, 448, 99)
+GAINS = "It gains 26.1 points [+22.6, +29.6] over"
+# 1.43 * 4.3 points of 3.1, squared, times 31, is 121.97
+TELL = "is open: +3.1 points [-1.2, +7.4]. About 120 queries would tell."
+
+
+@pytest.mark.parametrize(
+    ("name", "over", "lead", "over_bm25", "over_rival", "said"),
+    [
+        ("BM25", "", None, None, CLEAR, "Nothing else is better."),
+        (
+            "BM25",
+            "",
+            None,
+            None,
+            BEHIND,
+            "It is simpler than r, the best: -0.3 points [-1.0, +0.4].",
+        ),
+        ("m", "BM25", CLEAR, CLEAR, CLEAR, f"{GAINS} BM25 alone."),
+        ("m", "BM25", OPEN, OPEN, OPEN, f"Whether it is better than BM25 alone {TELL}"),
+        ("m", "k", CLEAR, CLEAR, CLEAR, f"{GAINS} BM25 alone. {GAINS} k."),
+        ("m", "k", OPEN, None, OPEN, f"Whether it is better than k {TELL}"),
+        (
+            "m with BM25",
+            "m",
+            OPEN,
+            CLEAR,
+            OPEN,
+            f"{GAINS} BM25 alone. Whether BM25 adds anything to m alone {TELL}",
+        ),
+    ],
+)
+def test_each_kind_of_decision_has_one_sentence(
+    tmp_path, name, over, lead, over_bm25, over_rival, said
+):
+    found = Decision(name, 0.76, "", over, lead, ".", "r", over_rival, over_bm25)
+    assert str(found) == f"Deploy {name}: nDCG@10 0.7600. {said}"
+    found.save(tmp_path)
+    assert Decision.load(tmp_path) == found
 
 
 def test_a_fusion_without_one_side_is_no_rival():
