@@ -73,8 +73,7 @@ def train(
 
 
 def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[str, object]:
-    """Says how good the model is and, last, what to deploy and where it was saved, and returns the
-    figures."""
+    """Says, at the end, what to deploy and where it was saved, and returns the figures."""
     from st_magnitude.workbench.memory import notice
 
     verdict = trained.verdict

@@ -159,7 +159,6 @@ class Comparison:
         return min(self.config.max_steps or steps, steps)
 
     def measure_models(self, also: Collection[str]) -> None:
-        """Measures the pretrained model and others."""
         began = time.perf_counter()
         self.pretrained = task_of(self.base, self.dev).search(10).mean
         self.on_dev = time.perf_counter() - began
@@ -311,8 +310,6 @@ class Comparison:
             notes=self.exam.notes,
             is_short=is_short,
         )
-        if result.is_alone:
-            return result
         options = result.winner.candidate.options(self.config, self.wanted_steps, self.source)
         return replace(result, train_options=options)
 

@@ -14,8 +14,6 @@ from st_magnitude.workbench.judging.verdict import Verdict
 
 __all__ = ["CompareResult", "Entry"]
 
-MORE_TIME = "Give a longer --budget: this one has left out steps, or a loss."
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -45,7 +43,6 @@ class Entry:
         return f"{self.score:.4f}" if math.isfinite(self.score) else "diverged"
 
     def to_dict(self) -> dict[str, object]:
-        """The figures as plain JSON values."""
         return {"name": self.name} | to_plain(self)
 
 
@@ -82,11 +79,6 @@ class CompareResult(Result):
         return self.over_cosine is not None and self.over_cosine.is_better
 
     @property
-    def is_alone(self) -> bool:
-        """Whether the budget was over before a second candidate."""
-        return bool(self.left_out) and len(self.candidates) == 1
-
-    @property
     def winner(self) -> Entry:
         """The recommended candidate: the first if it is clear, else cosine."""
         return self.first if self.is_clear else self.cosine
@@ -99,11 +91,6 @@ class CompareResult(Result):
             return test.nothing
         name = self.winner.name
         trains = not test.is_worse if test.decision is None else test.decision.model == HERE
-        if self.is_alone:
-            return (
-                f"Nothing is recommended: the budget was over after one candidate, {name}."
-                f" {MORE_TIME} {test.headline}"
-            )
         found = [f"{'Train' if trains else 'If you train at all, train'} with {name}."]
         if self.over_cosine is None:
             found.append("It is the first on dev.")
@@ -119,12 +106,12 @@ class CompareResult(Result):
         if self.not_compared:
             found.append(f"Not compared (no time, or diverged): {', '.join(self.not_compared)}.")
         if self.is_short:
-            found.append(MORE_TIME)
+            found.append("Give a longer --budget: this one has left out steps, or a loss.")
         return " ".join(found)
 
     def to_dict(self) -> dict[str, object]:
         return {
-            "winner": None if self.is_alone else self.winner.name,
+            "winner": self.winner.name,
             "recommendation": self.recommendation,
             "clear_difference": self.is_clear,
             **super().to_dict(),

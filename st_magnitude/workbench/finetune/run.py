@@ -40,11 +40,16 @@ from st_magnitude.workbench.finetune.trainer import (
     trained_copy,
 )
 from st_magnitude.workbench.judging.choice import HERE, System, Way, short_names
-from st_magnitude.workbench.judging.confirmation import Confirmation, confirm
 from st_magnitude.workbench.judging.contestants import Encoded, search_in_folds
 from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.exam import DEPTH, Exam
-from st_magnitude.workbench.judging.verdict import Verdict, scoring_name, verdict_of
+from st_magnitude.workbench.judging.verdict import (
+    Confirmation,
+    Verdict,
+    confirm,
+    scoring_name,
+    verdict_of,
+)
 
 __all__ = ["FOLDS_OF_ENCODER", "Run", "TrainedModel", "choose_scoring"]
 
@@ -147,8 +152,8 @@ class Run:
                 for name, entrant in stock.items()
                 if entrant.source is not None
             }
-            verdict = verdict.placed(places | {saved: Way(HERE, "")})
-            verdict = replace(verdict, left_out=self.left_out)
+            placed = verdict.placed(places | {saved: Way(HERE, "")})
+            verdict = replace(placed, left_out=self.left_out)
         return self._save(saved, verdict, confirmed)
 
     @property
@@ -196,7 +201,6 @@ class Run:
         return Cost.of(entrant.model, self.exam.judged or self.exam.train, self.config.seed)
 
     def _measure(self, entrant: Entrant, cost: Cost) -> None:
-        """A model as it comes."""
         if self.exam.judged is not None:
             self.say(f"Measuring {entrant.before}: {len(self.exam.judged.corpus):,} documents.")
         encoded = Encoded.of(entrant.before, entrant.model, self.exam)

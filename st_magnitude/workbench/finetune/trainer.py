@@ -244,7 +244,6 @@ def _cast_half_weights(model: SentenceTransformer) -> None:
 
 
 def _terms(config: TrainConfig) -> dict[str, Any]:
-    """The arguments of the loss about prefixes and temperatures."""
     terms: dict[str, Any] = {"temperature": config.temperature}
     if LOSSES[config.loss].has_temperatures:
         terms |= {"dims": config.dims, "temperatures": config.temperatures}
@@ -317,7 +316,6 @@ def _arguments(
 
 
 def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int, warns: bool) -> None:
-    """Lowers the batch size to the number of pairs of each process."""
     if arguments.n_gpu > 1:
         logger.warning(
             f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/train.md)."

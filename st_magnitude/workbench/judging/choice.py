@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,7 +21,7 @@ from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.options import Options
 
 __all__ = ["DEPLOY", "HERE", "Decision", "Fusion", "System", "Way", "decide", "fusions"]
-__all__ += ["queries_that_show", "short_names", "systems_of"]
+__all__ += ["short_names", "systems_of"]
 
 DEPLOY = "deploy.json"  # in the folder of a model
 HERE = "."  # the model of that folder
@@ -244,7 +243,8 @@ class Decision:
         """A sentence on the gain over another system, which has a lower mean."""
         if gain.is_better:
             return f"It gains {str(gain).removeprefix('+')} over {other}."
-        needed = float(f"{queries_that_show(gain, gain.mean):.2g}")
+        share = POWER * (gain.mean - gain.low) / gain.mean
+        needed = float(f"{gain.queries * share**2:.2g}")
         return f"Whether {open_question} is open: {gain}. About {needed:,.0f} queries would tell."
 
     def placed(self, systems: Iterable[System], places: Mapping[str, Way]) -> Decision:
@@ -329,9 +329,3 @@ def decide(systems: Sequence[System], seed: int = 0, worth: float = WORTH) -> De
         over_rival=over(rival),
         over_bm25=over(bm25),
     )
-
-
-def queries_that_show(seen: Difference, gain: float) -> int:
-    """How many queries show a gain in four of five draws, if they vary as those that were seen."""
-    width = POWER * (seen.mean - seen.low)
-    return math.ceil(seen.queries * (width / gain) ** 2)

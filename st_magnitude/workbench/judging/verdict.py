@@ -1,4 +1,5 @@
-"""The search to deploy, next to all others of the same queries, and the gain of training."""
+"""The search to deploy, next to all others of the same queries, the gain of training, and the
+deployed search on queries that chose nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from typing import cast
 import numpy as np
 
 from st_magnitude._checks import counted
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.judge import Difference, judge, nothing_found
 from st_magnitude.result import UNSAVED, Result, Table
 from st_magnitude.workbench.judging.choice import (
@@ -22,11 +25,11 @@ from st_magnitude.workbench.judging.choice import (
 )
 from st_magnitude.workbench.judging.controls import CLASSIFIER, Controls
 from st_magnitude.workbench.judging.costs import Cost
-from st_magnitude.workbench.judging.exam import Exam
-from st_magnitude.workbench.judging.folds import FEWEST, number_of_different, where
+from st_magnitude.workbench.judging.exam import DEPTH, Exam
+from st_magnitude.workbench.judging.folds import FEWEST, number_of_different, split_of, where
 
-__all__ = ["AFTER", "BEFORE", "NO_COPIES", "Copies", "Row", "Scored", "Verdict"]
-__all__ += ["nothing_to_deploy", "row_of", "scoring_name", "table_of", "trained_of", "verdict_of"]
+__all__ = ["AFTER", "BEFORE", "Confirmation", "Copies", "Row", "Scored", "Verdict", "confirm"]
+__all__ += ["nothing_to_deploy", "scoring_name", "verdict_of"]
 
 BEFORE = "the pretrained model"
 AFTER = "the trained model"
@@ -34,7 +37,6 @@ AFTER = "the trained model"
 MANY = 0.05  # share of near copies, above which the others are judged alone as well
 LOW = 0.1  # nDCG@10 below which a file probably names one of many equally good answers
 LEAST = 0.02  # nDCG@10 above chance that is worth a recommendation
-NONE = Controls({})
 
 
 def scoring_name(exponent: float) -> str:
@@ -118,9 +120,6 @@ class Copies:
         return f"{said} On the {self.others.queries:,} others: {self.others} over {self.over}."
 
 
-NO_COPIES = Copies(0)
-
-
 @dataclass(frozen=True)
 class Verdict(Result):
     """All ways to search the same queries, what to deploy, and what training changed."""
@@ -134,11 +133,11 @@ class Verdict(Result):
     no_control: str = ""  # why BM25 is none, in a sentence
     name: str = AFTER
     base: str = BEFORE
-    copies: Copies = NO_COPIES  # of training queries
+    copies: Copies = Copies(0)  # of training queries
     left_out: str = ""  # what the budget did not hold, and one that is enough, in sentences
     # all ways to search, the simplest first
     systems: tuple[System, ...] = field(default=(), repr=False, compare=False, metadata=UNSAVED)
-    controls: Controls = field(default=NONE, repr=False, compare=False, metadata=UNSAVED)
+    controls: Controls = field(default=Controls({}), repr=False, compare=False, metadata=UNSAVED)
 
     @property
     def pretrained(self) -> float:
@@ -159,9 +158,7 @@ class Verdict(Result):
     def deploy(self) -> str:
         """The decision, or `nothing`; then, each in a line of its own, the classifier and what was
         left out."""
-        if self.decision is None:
-            return f"{self.nothing}\n{self.left_out}".strip()
-        lines = (self.decision, self._about_classifier, self.left_out)
+        lines = (self.decision or self.nothing, self._about_classifier, self.left_out)
         return "\n".join(filter(None, map(str, lines)))
 
     @property
@@ -187,7 +184,6 @@ class Verdict(Result):
 
     @property
     def _about_bm25(self) -> str:
-        """A sentence where BM25 beats the trained model, or may do so and no decision says it."""
         if self.over_bm25 is None or self.over_bm25.is_better:
             return ""
         if self.over_bm25.is_worse:
@@ -198,7 +194,7 @@ class Verdict(Result):
     def _about_classifier(self) -> str:
         """Sentences where what is deployed is not clearly better than a classifier."""
         gain = next((row.gain for row in self.rows if row.name == CLASSIFIER), None)
-        if gain is None or gain.is_better:
+        if self.decision is None or gain is None or gain.is_better:
             return ""
         said = "is better" if gain.is_worse else "is not clearly worse"
         return (
@@ -224,7 +220,6 @@ class Verdict(Result):
 
     @property
     def table(self) -> Table:
-        """All searches."""
         return table_of(self.where, self.rows, "" if self.decision else self.name, self.no_control)
 
 
@@ -256,7 +251,10 @@ def verdict_of(
     controls = Controls.of(exam, seed)
     systems = systems_of(models, controls.lexical, seed)
     found = {system.name: system for system in systems}
-    nothing = _nothing(systems, seed)
+    found_most = max((system.ranking for system in systems), key=lambda ranking: ranking.mean)
+    over_chance = judge((found_most.ndcg - found_most.by_chance)[found_most.has_answer], seed=seed)
+    different = number_of_different(found_most.data)
+    nothing = nothing_to_deploy(found_most.mean, over_chance, different)
     decision = None
     best = max(models, key=lambda one: one.ranking.mean)
     deployed = after = trained_of(models, best)
@@ -293,7 +291,6 @@ def verdict_of(
 
 
 def _where(exam: Exam, trained: System) -> str:
-    """The queries that judge, as "998 dev queries", and the folds in which a model was trained."""
     data = cast(RetrievalData, exam.judged)
     if not trained.folds:
         return where(data)
@@ -306,14 +303,6 @@ def row_of(system: System, deployed: System, seed: int = 0) -> Row:
     is_deployed = system.ranking is deployed.ranking
     gain = None if is_deployed else deployed.ranking.minus(system.ranking, seed=seed)
     return Row(f"{system.name}{of}", system.ranking.mean, gain, system.cost)
-
-
-def _nothing(systems: Sequence[System], seed: int) -> str:
-    """Why nothing is recommended: no search finds anything to speak of, by which a gain over chance
-    is small or open, or few queries judge. Else empty."""
-    best = max((system.ranking for system in systems), key=lambda ranking: ranking.mean)
-    over_chance = judge((best.ndcg - best.by_chance)[best.has_answer], seed=seed)
-    return nothing_to_deploy(best.mean, over_chance, number_of_different(best.data))
 
 
 def nothing_to_deploy(ndcg: float, over_chance: Difference, queries: int) -> str:
@@ -332,3 +321,63 @@ def nothing_to_deploy(ndcg: float, over_chance: Difference, queries: int) -> str
         judges = counted(queries, "different query")
         return f"At least ten queries are needed, and {judges} judge: nothing is recommended."
     return ""
+
+
+@dataclass(frozen=True)
+class Confirmation(Result):
+    """The deployed search, measured once on queries that chose nothing."""
+
+    split: str
+    queries: int
+    # what is deployed, the best simpler search, the best other one and the pretrained model, as far
+    # as their models were trained on all pairs, and the classifier if the verdict has it
+    rows: tuple[Row, ...]
+    copies: Copies = Copies(0)  # of training queries
+
+    @property
+    def where(self) -> str:
+        return f"{self.queries:,} {self.split} queries"
+
+    def __str__(self) -> str:
+        deployed, *others = self.rows
+        said = f"On {self.where}, {deployed.name} has nDCG@10 {deployed.ndcg:.4f}"
+        over = ", ".join(f"{row.gain} over {row.name}" for row in others)
+        said += f": {over}." if over else "."
+        return f"{said} {self.copies}".strip()
+
+    def tables(self) -> Iterable[Table | str]:
+        yield table_of(self.where, self.rows)
+
+
+def confirm(
+    exam: Exam, models: Sequence[System], verdict: Verdict | None = None, seed: int = 0
+) -> Confirmation | None:
+    """The deployed search, or the trained model, on the queries of an exam that confirm.
+
+    Next to it stand the systems that the decision names and the model that was trained, as far as
+    there are searches of their models, and the classifier.
+    """
+    if exam.confirm is None:
+        return None
+    data = exam.confirm.only(exam.confirm.query_ids)
+    rankings = {model.name: model.confirm for model in models if model.confirm is not None}
+    systems = {system.name: system for system in (verdict.systems if verdict else models)}
+    trained = next(model for model in models if model.base)
+    names = [verdict.name, verdict.base] if verdict else [trained.name, trained.base]
+    if verdict is not None and verdict.decision is not None:
+        decision = verdict.decision
+        names = [decision.name, decision.over, decision.rival, verdict.base]
+    lexical: dict[str, Ranking] = {}
+    found = []
+    for system in (systems[name] for name in dict.fromkeys(filter(None, names))):
+        if system.model and system.model not in rankings:
+            continue
+        if (tokens := system.tokens) and tokens not in lexical:
+            lexical[tokens] = LexicalIndex(data, TOKENS[tokens]).search(data, DEPTH)
+        ranking = system.again(rankings.get(system.model), lexical.get(tokens))
+        found.append(replace(system, ranking=ranking))
+    copies = Copies.of(found[0], found[-1], exam.near_copies, seed)
+    if verdict is not None:
+        found += verdict.controls.confirm(exam)
+    rows = tuple(row_of(system, found[0], seed) for system in found)
+    return Confirmation(split_of(data), len(data.query_ids), rows, copies)

@@ -105,15 +105,6 @@ def test_the_defaults_of_train_are_the_first_candidate(folder, model_path, tmp_p
     assert ours == usual
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"losses": ["q-norm"]}, "Did you mean 'qnorm'?"), ({"temperatures": [0.0]}, "temperatures")],
-)
-def test_settings_are_checked(settings, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        CompareConfig(**settings)
-
-
 def exam(data, config):
     found = exam_of(stm.load_splits(data), NOVICE, (), config)
     assert not found.folds
@@ -279,9 +270,7 @@ def test_a_budget_that_is_too_short_deploys_nothing(
     if is_slow:
         assert clock[0] == 40
         assert (result.left_out, result.not_compared) == (3, ("qnorm",))
-        assert "Nothing is recommended: the budget was over after one candidate" in said
-        assert result.to_dict()["winner"] is None
-        assert not re.search("Train with|Train again", said)
+        assert "The budget held 1 of 4 candidates. Not compared" in said
     else:
         assert result.winner.steps == 10
         assert "--max-steps 40" in result.train_options  # which the budget cut
@@ -392,8 +381,6 @@ def result_with(first, over_cosine, over_pretrained=CLEAR):
 @pytest.mark.parametrize(
     ("result", "winner", "parts"),
     [
-        (result_with("qnorm", CLEAR), "qnorm", ["better"]),
-        (result_with("qnorm", LEVEL), "cosine", ["no clear difference"]),
         (result_with("qnorm", LOSS), "cosine", ["worse"]),
         (result_with("cosine", None), "cosine", ["Train with", "is better than the pretrained"]),
         (result_with("cosine", None, LEVEL), "cosine", ["There is no clear difference", ": +1.0"]),

@@ -267,8 +267,7 @@ def test_the_verdict_names_the_folds_of_the_model_that_it_is_about(
         caplog.clear()
         verdict = train(None, splits, tmp_path / name, config).verdict
         assert verdict.where == f"54 queries, held out in {folds or usual} folds"
-        kind = "table" if usual == 5 else "encoder"
-        assert f"The {kind}, {folds or usual} folds: " in capsys.readouterr().err
+        assert f"The encoder, {folds or 2} folds: " in capsys.readouterr().err
         assert caplog.text.count("The batch size of 64 is more than") == 1
 
 

@@ -90,15 +90,6 @@ def test_a_choice_is_judged_by_queries_that_did_not_make_it(seed):
             assert choice.held_out[query] == options[best][query]
 
 
-def test_one_fold_is_judged_by_what_comes_first():
-    data = data_of(random.Random(0), number=1)
-    first, second = ({"q0": {d: 1.0}} for d in ("d00", next(iter(data.relevant["q0"]))))
-    options = {"a": Ranking.of_run(data, first), "b": Ranking.of_run(data, second)}
-    choice = Options.choose(options)
-    assert choice.value == "b"
-    assert list(choice.held_out["q0"]) == ["d00"]
-
-
 def system_of(name, data, share, rng):
     """A search that finds the answer to a share of the queries."""
     right = {query: {next(iter(data.relevant[query])): 1.0} for query in data.queries}
@@ -118,14 +109,10 @@ def test_what_is_deployed_is_the_simplest_within_a_margin_of_the_best(seed, wort
     place = [max(means) - mean <= worth / 100 + 1e-9 for mean in means].index(True)
     deployed = systems[place]
     assert (decision.name, decision.ndcg) == (f"s{place}", means[place])
-    said = str(decision)
     if place:
         best = max(systems[:place], key=lambda system: system.ranking.mean)
         lead = deployed.ranking - best.ranking
         assert (decision.over, decision.lead) == (best.name, lead)
-        assert (f"It gains {str(lead)[1:]} over {best.name}." in said) == lead.is_better
-        is_open = f"Whether it is better than {best.name} is open: {lead}. About " in said
-        assert is_open != lead.is_better
     else:
         assert (decision.over, decision.lead) == ("", None)
     others = [system for system in systems if system is not deployed]
@@ -135,8 +122,6 @@ def test_what_is_deployed_is_the_simplest_within_a_margin_of_the_best(seed, wort
     assert decision.over_bm25 is None
     renamed = decide([replace(systems[0], name="BM25"), *systems[1:]], worth=worth)
     assert renamed.over_bm25 == (deployed.ranking - systems[0].ranking if place else None)
-    assert (f"It is simpler than {rival.name}, the best: {gain}." in said) == (gain.mean < 0)
-    assert ("Nothing else is better." in said) == (not place and gain.mean >= 0)
 
 
 CLEAR = Difference(0.261, 0.226, 0.296, 448, 99)
@@ -145,6 +130,7 @@ BEHIND = Difference(-0.003, -0.01, 0.004, 448, 99)
 GAINS = "It gains 26.1 points [+22.6, +29.6] over"
 # 1.43 * 4.3 points of 3.1, squared, times 31, is 121.97
 TELL = "is open: +3.1 points [-1.2, +7.4]. About 120 queries would tell."
+ADDS = f"Whether BM25 adds anything to m alone {TELL}"
 
 
 @pytest.mark.parametrize(
@@ -163,14 +149,7 @@ TELL = "is open: +3.1 points [-1.2, +7.4]. About 120 queries would tell."
         ("m", "BM25", OPEN, OPEN, OPEN, f"Whether it is better than BM25 alone {TELL}"),
         ("m", "k", CLEAR, CLEAR, CLEAR, f"{GAINS} BM25 alone. {GAINS} k."),
         ("m", "k", OPEN, None, OPEN, f"Whether it is better than k {TELL}"),
-        (
-            "m with BM25",
-            "m",
-            OPEN,
-            CLEAR,
-            OPEN,
-            f"{GAINS} BM25 alone. Whether BM25 adds anything to m alone {TELL}",
-        ),
+        ("m with BM25", "m", OPEN, CLEAR, OPEN, f"{GAINS} BM25 alone. {ADDS}"),
     ],
 )
 def test_each_kind_of_decision_has_one_sentence(
