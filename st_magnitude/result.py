@@ -227,5 +227,11 @@ class Result:
         return "\n\n".join(shown)
 
     def __str__(self) -> str:
-        shown = (wrap(part) if isinstance(part, str) else part.to_text() for part in self.tables())
-        return "\n\n".join(shown) or repr(self)
+        return "\n\n".join(self._shown()) or repr(self)
+
+    def most_important_last(self) -> str:
+        """The tables and paragraphs for a terminal, which shows the last lines of an output."""
+        return "\n\n".join(reversed(self._shown()))
+
+    def _shown(self) -> list[str]:
+        return [wrap(part) if isinstance(part, str) else part.to_text() for part in self.tables()]

@@ -48,7 +48,7 @@ def compression():
 SUMMARIES = {
     "ExponentCurve": lambda: stm.calibrate_exponent(MODEL, DATA),
     "CompareResult": comparison,
-    "Verdict": lambda: f"{verdict().deploy} {verdict()} {verdict().advice}",
+    "Verdict": verdict,
     "a table of formats": lambda: summary(compression()),
     "of nan": lambda: summary([replace(cell, ndcg=float("nan")) for cell in compression()]),
 }

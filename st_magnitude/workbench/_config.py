@@ -7,7 +7,8 @@ and `check_ranges` applies its range to values from Python.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, get_args, get_type_hints
@@ -58,6 +59,21 @@ def check_ranges(config: DataclassInstance) -> None:
                 raise InputError(f"{field.name} must be at least {option.min:g}, got {value}.")
             if option.max is not None and not value <= option.max:
                 raise InputError(f"{field.name} must be at most {option.max:g}, got {value}.")
+
+
+def as_options(given: Mapping[str, object], usual: Mapping[str, object]) -> str:
+    """Values by the names of options, as a shell reads them, without those that are usual."""
+    words: list[str] = []
+    for name, value in given.items():
+        option = name.replace("_", "-")
+        if value == usual.get(name):
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            words += [f"--{option}", shlex.quote(str(one))]
+    return " ".join(words)
 
 
 def seconds_of(budget: str) -> float:

@@ -53,7 +53,7 @@ class Searcher:
     ) -> None:
         self.model = model
         self.fusion = fusion
-        self.about = ""  # what is searched with, if the model does not search alone
+        self.about = ""  # what is searched with, if a decision says it
         self.data = data
         if model is not None:
             some = list(data.queries)[:1]  # it is asked nothing
@@ -96,13 +96,12 @@ class Searcher:
                 raise OSError(said) from error
             score_by_cosine(model, logger.info)
         searcher = cls(model, data, fusion, **options)
-        if way.how or way.model != HERE:
-            how = f" ({way.how})" if way.how else ""
-            searcher.about = f"Searching with {name}{how}"
-            if system is None:
-                others = [repr(other) for other in decision.systems if other != name]
-                searcher.about += f", as recommended. Others by --system: {', '.join(others)}"
-            searcher.about += "."
+        how = f" ({way.how})" if way.how else ""
+        searcher.about = f"Searching with {name}{how}"
+        if system is None:
+            others = [repr(other) for other in decision.systems if other != name]
+            searcher.about += f", as recommended. Others by --system: {', '.join(others) or 'none'}"
+        searcher.about += "."
         return searcher
 
     def search(self, texts: Sequence[str], k: int = 10) -> Ranking:

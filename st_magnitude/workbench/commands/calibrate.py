@@ -68,7 +68,6 @@ def calibrate(
 
 
 def _gains(curve: ExponentCurve, exponent: float) -> dict[str, object]:
-    """Prints and returns what an exponent gains over cosine and dot."""
     from st_magnitude.workbench.judging.folds import where
 
     chosen = curve.at(exponent)

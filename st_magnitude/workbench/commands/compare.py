@@ -50,8 +50,10 @@ def compare(
     from st_magnitude.workbench.memory import notice
 
     result = run(model, splits, output, settings, also=also or (), say=say)
-    typer.echo(f"\n{result}")
     shown = {"model": model, **vars(settings)}
     save_report(report, f"Comparison on {splits.name}", result.test, shown, settings.seed)
-    say(f"Saved to {output}: model/, compare.md, compare.json. {notice(output / 'model')}")
+    say(notice(output / "model"))
+    typer.echo(f"\n{result.most_important_last()}\n")
+    say(f"Saved to {output}: model/, compare.md, compare.json.")
+    source.show_search(output / "model")
     return result.to_dict()

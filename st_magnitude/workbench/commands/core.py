@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -32,7 +33,7 @@ from typer.models import OptionInfo
 from st_magnitude._checks import InputError, InputTypeError, MissingPackage, in_range
 from st_magnitude._files import OUR_PAGE, refuse_foreign
 from st_magnitude.workbench import _config
-from st_magnitude.workbench._config import SkipEmpty
+from st_magnitude.workbench._config import SkipEmpty, as_options
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -121,6 +122,12 @@ class DataOptions:
             sheet=self.sheet,
             skip_empty=self.skip_empty,
         )
+
+    def show_search(self, folder: Path) -> None:
+        """Says how to search the data with what was saved."""
+        options = as_options(vars(self), {"skip_empty": False})
+        # in one line, which a terminal copies as one
+        typer.echo(f'Try it: st-magnitude search {shlex.quote(str(folder))} {options} "a question"')
 
     def tell(self, splits: Splits, everything: bool = False) -> None:
         """Says what was left out or moved, or everything on how the data were read."""
@@ -236,8 +243,7 @@ def report(error: Exception) -> int:
         if is_for_user:
             from st_magnitude.result import printable
 
-            text = printable(re.sub(r"\s*\n\s*", " ", f"Error: {error}".strip()))
-            typer.echo(text, err=True)
+            say(printable(re.sub(r"\s*\n\s*", " ", f"Error: {error}".strip())), err=True)
         else:
             traceback.print_exception(error)
             typer.echo("This is a fault of st-magnitude, and not of your input.", err=True)
@@ -387,7 +393,7 @@ def save_report(
     from st_magnitude.workbench.report import write_report
 
     of = {system.name: system.ranking for system in verdict.systems}
-    said = "\n".join(filter(None, (verdict.deploy, verdict.headline)))
+    said = "\n".join(filter(None, (verdict.deploy, verdict.headline, verdict.no_control)))
     systems = [*verdict.systems, *verdict.controls.systems]
     write_report(path, title, said, systems, of[verdict.base], of[verdict.name], settings, seed)
     say(f"The report is in {path}.")

@@ -64,32 +64,24 @@ def train(
     steps = 0 if trainer is None else trainer.state.global_step
     figures: dict[str, object] = {"loss": settings.loss, "steps": steps}
     if trainer is None or trainer.is_world_process_zero():
-        figures |= _report(trained, settings, splits.caveat)
         shown = {"model": model, **vars(settings)}
         save_report(report, f"Training on {loaded.name}", trained.verdict, shown, settings.seed)
+        figures |= _report(trained, settings, splits.caveat)
+        if trained.output is not None:
+            source.show_search(trained.output)
     return figures
 
 
 def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[str, object]:
-    """Says how good the model is and where it was saved, and returns the figures."""
+    """Says, at the end, what to deploy and where it was saved, and returns the figures."""
     from st_magnitude.workbench.memory import notice
 
     verdict = trained.verdict
     figures: dict[str, object] = {"geometry": trained.geometry}
     figures["norm_warning"] = trained.norm_warning
-    if verdict is not None:
-        if verdict.deploy:
-            say(verdict.deploy)
-        say(f"{verdict.headline} {caveat}".strip())
-        figures["dev"] = {"is_better": verdict.is_better, **verdict.to_dict()}
-    if trained.output is None:
-        figures["exit_code"] = 3
-    else:
-        load = f'{"SentenceTransformer" if trained.is_stock else "stm.load"}("{trained.output}")'
-        typer.echo(f"Saved to {trained.output}. Load it with {load}.")
-        if verdict is not None and verdict.decision is not None and verdict.decision.how:
-            say("This loads the model alone: st-magnitude search adds BM25.")
-        figures |= {"output": str(trained.output), "load": load}
+    about_hashes = notice(trained.output) if trained.output and trained.trainer else ""
+    for text in filter(None, (caveat, trained.norm_warning, about_hashes)):
+        say(text)
     if verdict is None:
         say(
             f"There is no {settings.dev_split} split next to {settings.split}, so the trained model"
@@ -97,13 +89,16 @@ def _report(trained: TrainedModel, settings: TrainConfig, caveat: str) -> dict[s
             " split, or name another one with --dev-split."
         )
     else:
-        typer.echo(f"\n{verdict}")
-        if verdict.advice:
-            say(verdict.advice)
+        figures["dev"] = {"is_better": verdict.is_better, **verdict.to_dict()}
+        typer.echo(f"\n{verdict.most_important_last()}")
     if settings.confirm is not None and trained.confirmed is not None:
         say(str(trained.confirmed))
         figures[settings.confirm] = trained.confirmed.to_dict()
-    about_hashes = notice(trained.output) if trained.output and trained.trainer else ""
-    for text in filter(None, (trained.norm_warning, about_hashes)):
-        say(text)
-    return figures
+    if trained.output is None:
+        say("Nothing was saved.")
+        return figures | {"exit_code": 3}
+    load = f'{"SentenceTransformer" if trained.is_stock else "stm.load"}("{trained.output}")'
+    typer.echo(f"Saved to {trained.output}. Load it with {load}.")
+    if verdict is not None and verdict.decision is not None and verdict.decision.how:
+        say(f"This loads the model alone: st-magnitude search uses {verdict.decision.name}.")
+    return figures | {"output": str(trained.output), "load": load}

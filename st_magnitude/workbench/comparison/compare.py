@@ -159,7 +159,6 @@ class Comparison:
         return min(self.config.max_steps or steps, steps)
 
     def measure_models(self, also: Collection[str]) -> None:
-        """Measures the pretrained model and others."""
         began = time.perf_counter()
         self.pretrained = task_of(self.base, self.dev).search(10).mean
         self.on_dev = time.perf_counter() - began
@@ -311,9 +310,7 @@ class Comparison:
             notes=self.exam.notes,
             is_short=is_short,
         )
-        if result.is_alone:
-            return result
-        options = result.winner.candidate.options(self.config, self.wanted_steps)
+        options = result.winner.candidate.options(self.config, self.wanted_steps, self.source)
         return replace(result, train_options=options)
 
     def _verdict(self, decides: bool) -> tuple[Verdict, Difference | None]:
@@ -351,8 +348,7 @@ class Comparison:
         model = self.output / "model"
         self.folder(result.winner.candidate).rename(model)
         shutil.rmtree(self.output / "models")
-        table = result.test_table.to_markdown()
-        add_section(model / "README.md", f"### Retrieval\n\n{table}")
+        add_section(model / "README.md", f"### Retrieval\n\n{result.test.to_markdown()}")
         if result.test.decision is not None:
             result.test.decision.save(model)
         (self.output / "compare.md").write_text(f"{text}\n", encoding="utf-8")

@@ -17,6 +17,7 @@ from st_magnitude.workbench._config import (
     Negatives,
     Option,
     Prompts,
+    as_options,
     check_ranges,
     numbers,
     seconds_of,
@@ -133,19 +134,10 @@ class Candidate:
             seed=config.seed,
         )
 
-    def options(self, config: CompareConfig, steps: int) -> str:
+    def options(self, config: CompareConfig, steps: int, model: str | None) -> str:
         """The settings as options of ``st-magnitude train``, without its defaults."""
-        usual = vars(TrainConfig())
-        words: list[str] = []
-        for name, value in vars(self.settings(config, steps)).items():
-            option = name.replace("_", "-")
-            if value == usual[name]:
-                continue
-            if isinstance(value, bool):
-                words.append(f"--{option}" if value else f"--no-{option}")
-            else:
-                words.append(f"--{option} {value}")
-        return " ".join(words)
+        given = {"model": model} | vars(self.settings(config, steps))
+        return as_options(given, {"model": None} | vars(TrainConfig()))
 
 
 def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> list[Candidate]:

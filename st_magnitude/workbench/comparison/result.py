@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from st_magnitude.judge import Difference
 from st_magnitude.result import Result, Table, to_plain
 from st_magnitude.workbench.comparison.config import Candidate
+from st_magnitude.workbench.judging.choice import HERE
 from st_magnitude.workbench.judging.verdict import Verdict
 
 __all__ = ["CompareResult", "Entry"]
-
-MORE_TIME = "Give a longer --budget: this one has left out steps, or a loss."
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Entry:
         return f"{self.score:.4f}" if math.isfinite(self.score) else "diverged"
 
     def to_dict(self) -> dict[str, object]:
-        """The figures as plain JSON values."""
         return {"name": self.name} | to_plain(self)
 
 
@@ -81,11 +79,6 @@ class CompareResult(Result):
         return self.over_cosine is not None and self.over_cosine.is_better
 
     @property
-    def is_alone(self) -> bool:
-        """Whether the budget was over before a second candidate."""
-        return bool(self.left_out) and len(self.candidates) == 1
-
-    @property
     def winner(self) -> Entry:
         """The recommended candidate: the first if it is clear, else cosine."""
         return self.first if self.is_clear else self.cosine
@@ -97,14 +90,8 @@ class CompareResult(Result):
         if test.nothing:
             return test.nothing
         name = self.winner.name
-        if self.is_alone:
-            return (
-                f"Nothing is recommended: the budget was over after one candidate, {name}."
-                f" {MORE_TIME} {test.headline}"
-            )
-        found = [f"Train with {name}."]
-        if test.is_worse:
-            found = [f"Keep the pretrained model. The best candidate, {name}, is clearly worse."]
+        trains = not test.is_worse if test.decision is None else test.decision.model == HERE
+        found = [f"{'Train' if trains else 'If you train at all, train'} with {name}."]
         if self.over_cosine is None:
             found.append("It is the first on dev.")
         else:
@@ -119,16 +106,12 @@ class CompareResult(Result):
         if self.not_compared:
             found.append(f"Not compared (no time, or diverged): {', '.join(self.not_compared)}.")
         if self.is_short:
-            found.append(MORE_TIME)
+            found.append("Give a longer --budget: this one has left out steps, or a loss.")
         return " ".join(found)
-
-    @property
-    def test_table(self) -> Table:
-        return next(table for table in self.test.tables() if isinstance(table, Table))
 
     def to_dict(self) -> dict[str, object]:
         return {
-            "winner": None if self.is_alone else self.winner.name,
+            "winner": self.winner.name,
             "recommendation": self.recommendation,
             "clear_difference": self.is_clear,
             **super().to_dict(),
@@ -138,7 +121,10 @@ class CompareResult(Result):
     def tables(self) -> Iterable[Table | str]:
         if self.test.decision is not None:
             yield self.test.deploy
-        yield self.test_table
+        yield self.recommendation
+        if self.train_options and not self.test.nothing:
+            yield f"Train again with the options {self.train_options}"
+        yield self.test.table
         whole = [entry for entry in self.candidates if entry.steps == self.first.steps]
         rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]
         title = f"nDCG@10 on {self.dev_queries:,} dev queries, after {self.first.steps:,} steps"
@@ -148,6 +134,3 @@ class CompareResult(Result):
                 f" {stopped} others were stopped behind a candidate of the same loss, or diverged."
             )
         yield Table(("candidate", "nDCG@10", "exponent", "seconds"), rows, title, note)
-        yield self.recommendation
-        if self.train_options and not self.test.nothing:
-            yield f"Train again with the options {self.train_options}"

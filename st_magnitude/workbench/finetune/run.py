@@ -40,11 +40,16 @@ from st_magnitude.workbench.finetune.trainer import (
     trained_copy,
 )
 from st_magnitude.workbench.judging.choice import HERE, System, Way, short_names
-from st_magnitude.workbench.judging.confirmation import Confirmation, confirm
 from st_magnitude.workbench.judging.contestants import Encoded, search_in_folds
 from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.exam import DEPTH, Exam
-from st_magnitude.workbench.judging.verdict import Verdict, scoring_name, verdict_of
+from st_magnitude.workbench.judging.verdict import (
+    Confirmation,
+    Verdict,
+    confirm,
+    scoring_name,
+    verdict_of,
+)
 
 __all__ = ["FOLDS_OF_ENCODER", "Run", "TrainedModel", "choose_scoring"]
 
@@ -111,6 +116,7 @@ class Run:
     also: Collection[str]
     say: Callable[[str], None]
     weighed: dict[str, _Weighed] = field(default_factory=dict)
+    left_out: str = ""  # what the budget did not hold, in sentences
 
     def finish(self) -> TrainedModel:
         """Judges, decides, trains what is deployed on all pairs, confirms and saves."""
@@ -146,7 +152,8 @@ class Run:
                 for name, entrant in stock.items()
                 if entrant.source is not None
             }
-            verdict = verdict.placed(places | {saved: Way(HERE, "")})
+            placed = verdict.placed(places | {saved: Way(HERE, "")})
+            verdict = replace(placed, left_out=self.left_out)
         return self._save(saved, verdict, confirmed)
 
     @property
@@ -174,6 +181,8 @@ class Run:
             self._train(entrant, cost)
             return
         self.say(plan.note)
+        if not plan.trains:
+            self.left_out = plan.note
         if not plan.weighs:
             return
         budget = self.config.budget or BUDGET
@@ -185,13 +194,13 @@ class Run:
         except OverBudget:
             name = entrant.after if entrant.before in self.weighed else entrant.before
             said = f"{name[0].upper()}{name[1:]} is left out: it takes longer than was estimated"
-            self.say(f"{said}, and --budget {budget} is over.")
+            self.left_out = f"{said}, and --budget {budget} is over. Give a longer one."
+            self.say(self.left_out)
 
     def _cost(self, entrant: Entrant) -> Cost:
         return Cost.of(entrant.model, self.exam.judged or self.exam.train, self.config.seed)
 
     def _measure(self, entrant: Entrant, cost: Cost) -> None:
-        """A model as it comes."""
         if self.exam.judged is not None:
             self.say(f"Measuring {entrant.before}: {len(self.exam.judged.corpus):,} documents.")
         encoded = Encoded.of(entrant.before, entrant.model, self.exam)

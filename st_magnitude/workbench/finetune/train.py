@@ -119,7 +119,6 @@ def train(
 
 
 def _refuse_for_several(model: SentenceTransformer | str | None, config: TrainConfig) -> None:
-    """Refuses settings that suit one model, and several processes, where none is named."""
     if model is not None and config.budget is not None:
         raise InputError("--budget is for the encoder of a training without --model.")
     if model is not None:
@@ -157,7 +156,6 @@ def _exam(
 
 
 def _warn_of_data(config: TrainConfig, exam: Exam, rows: Dataset) -> None:
-    """Says what the prior and the loss lack."""
     if config.prior and not is_uneven(rows["positive"]):
         logger.warning(
             f"All {len({*rows['positive']}):,} documents are equally often positives: the prior"

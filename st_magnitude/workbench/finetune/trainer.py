@@ -244,7 +244,6 @@ def _cast_half_weights(model: SentenceTransformer) -> None:
 
 
 def _terms(config: TrainConfig) -> dict[str, Any]:
-    """The arguments of the loss about prefixes and temperatures."""
     terms: dict[str, Any] = {"temperature": config.temperature}
     if LOSSES[config.loss].has_temperatures:
         terms |= {"dims": config.dims, "temperatures": config.temperatures}
@@ -312,12 +311,11 @@ def _arguments(
         save_strategy="steps" if saves else "no",
         disable_tqdm=None if saves else is_table or not sys.stderr.isatty(),
     )
-    _fit_batch(arguments, len(rows))
+    _fit_batch(arguments, len(rows), warns=saves and arguments.process_index == 0)
     return arguments
 
 
-def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> None:
-    """Lowers the batch size to the number of pairs of each process."""
+def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int, warns: bool) -> None:
     if arguments.n_gpu > 1:
         logger.warning(
             f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/train.md)."
@@ -327,7 +325,7 @@ def _fit_batch(arguments: SentenceTransformerTrainingArguments, rows: int) -> No
     if most < 2:
         least = 2 * arguments.world_size
         raise InputError(f"A training needs at least {least} pairs, got {rows}: add rows.")
-    if size > most and arguments.process_index == 0:
+    if size > most and warns:  # once, and not in each fold
         logger.warning(
             f"The batch size of {size:,} is more than the {rows:,} training pairs fill: every step"
             f" takes {most:,} pairs on each process, and an epoch is one step."

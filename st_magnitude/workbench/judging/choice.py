@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,7 +21,7 @@ from st_magnitude.workbench.judging.costs import Cost
 from st_magnitude.workbench.judging.options import Options
 
 __all__ = ["DEPLOY", "HERE", "Decision", "Fusion", "System", "Way", "decide", "fusions"]
-__all__ += ["queries_that_show", "short_names", "systems_of"]
+__all__ += ["short_names", "systems_of"]
 
 DEPLOY = "deploy.json"  # in the folder of a model
 HERE = "."  # the model of that folder
@@ -209,6 +208,7 @@ class Decision:
         model: Its model: that of the folder, or the name of one elsewhere. Empty for BM25.
         rival: Name of the best other system, which searches otherwise, or "".
         over_rival: The difference to that one.
+        over_bm25: The difference to BM25 alone, if that is another system.
         systems: By name, all ways to search whose model is known.
     """
 
@@ -220,20 +220,32 @@ class Decision:
     model: str = HERE
     rival: str = ""
     over_rival: Difference | None = None
+    over_bm25: Difference | None = None
     systems: Mapping[str, Way] = field(default_factory=dict)
 
     def __str__(self) -> str:
         how = f" ({self.how})" if self.how else ""
-        said = f"Deploy {self.name}{how}: nDCG@10 {self.ndcg:.4f}"
-        if self.lead is not None:
-            said += f", {self.lead} over {self.over}"
-            if not self.lead.is_better:
-                needed = queries_that_show(self.lead, self.lead.mean)
-                said += f", not certain on {self.lead.queries:,} queries; about"
-                said += f" {float(f'{needed:.2g}'):,.0f} would tell"
+        said = [f"Deploy {self.name}{how}: nDCG@10 {self.ndcg:.4f}."]
+        if self.over_bm25 is not None:
+            said.append(self._gain(self.over_bm25, "BM25 alone", "it is better than BM25 alone"))
+        if self.lead is not None and self.over != "BM25":
+            open_question = f"it is better than {self.over}"
+            if self.name == f"{self.over}{WITH_BM25}":
+                open_question = f"BM25 adds anything to {self.over} alone"
+            said.append(self._gain(self.lead, self.over, open_question))
         if self.over_rival is not None and self.over_rival.mean < 0:
-            return f"{said}. It is simpler than {self.rival}, the best: {self.over_rival}."
-        return f"{said}. Nothing else is better." if self.lead is None else f"{said}."
+            said.append(f"It is simpler than {self.rival}, the best: {self.over_rival}.")
+        elif self.lead is None:
+            said.append("Nothing else is better.")
+        return " ".join(said)
+
+    def _gain(self, gain: Difference, other: str, open_question: str) -> str:
+        """A sentence on the gain over another system, which has a lower mean."""
+        if gain.is_better:
+            return f"It gains {str(gain).removeprefix('+')} over {other}."
+        share = POWER * (gain.mean - gain.low) / gain.mean
+        needed = float(f"{gain.queries * share**2:.2g}")
+        return f"Whether {open_question} is open: {gain}. About {needed:,.0f} queries would tell."
 
     def placed(self, systems: Iterable[System], places: Mapping[str, Way]) -> Decision:
         """The decision with the ways to search that need BM25 alone, or a model with a place."""
@@ -269,7 +281,7 @@ class Decision:
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
             known["how"] = _how(known["how"])
-            for name in ("lead", "over_rival"):
+            for name in ("lead", "over_rival", "over_bm25"):
                 known[name] = _read(Difference, known[name]) if known.get(name) else None
             for name, way in known["systems"].items():
                 known["systems"][name] = _read(Way, way | {"how": _how(way["how"])})
@@ -302,6 +314,7 @@ def decide(systems: Sequence[System], seed: int = 0, worth: float = WORTH) -> De
     place, system = next(pair for pair in pairs if pair[1].ranking.mean >= least)
     simpler = max(systems[:place], key=lambda one: one.ranking.mean, default=None)
     rival = next((other for other in falling if other.way != system.way), None)
+    bm25 = next((other for other in systems[:place] if other.name == "BM25"), None)
 
     def over(other: System | None) -> Difference | None:
         return None if other is None else system.ranking.minus(other.ranking, seed=seed)
@@ -314,10 +327,5 @@ def decide(systems: Sequence[System], seed: int = 0, worth: float = WORTH) -> De
         lead=over(simpler),
         rival="" if rival is None else rival.name,
         over_rival=over(rival),
+        over_bm25=over(bm25),
     )
-
-
-def queries_that_show(seen: Difference, gain: float) -> int:
-    """How many queries show a gain in four of five draws, if they vary as those that were seen."""
-    width = POWER * (seen.mean - seen.low)
-    return math.ceil(seen.queries * (width / gain) ** 2)

@@ -47,8 +47,8 @@ def search_in_folds(
     """
     rankings = []
     number = len(exam.in_folds(folds))
-    shown = f"Training and measuring {base} in {number} folds"
-    for data, asked in tqdm(exam.papers(folds), shown, number):
+    shown = f"{base[0].upper()}{base[1:]}, {number} folds"
+    for data, asked in tqdm(exam.papers(folds), shown, number, unit="fold"):
         task = task_of(train(data), asked)
         if exponent is not None:
             task = replace(task, similarity=Similarity(1.0, exponent))

@@ -13,12 +13,13 @@ from typing import cast
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import has_static_embedding_input
 
-from st_magnitude._checks import InputError
+from st_magnitude._checks import InputError, counted
 from st_magnitude.data.beir import canonical
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.workbench.files.pairs import Splits
 from st_magnitude.workbench.judging.folds import (
     DEFAULT_FOLDS,
+    FEWEST,
     folds_of,
     number_of_different,
 )
@@ -71,8 +72,9 @@ class Exam:
         out for any other split that is missing.
 
         Raises:
-            DataError: If splits share queries, a model was trained on all queries of one, or there
-                is one document.
+            DataError: If splits share queries, a model was trained on all queries of one, there is
+                one document, or fewer than ten queries are left to judge in a file without a split
+                for it.
             InputError: If there are fewer queries than folds, or several processes for folds.
         """
         notes: list[str] = []
@@ -105,6 +107,13 @@ class Exam:
                 training, judged = whole, rest
         if judged is None and choose is not None:
             training, judged = _held_out(training, judge, folders, seed, notes)
+        is_ours = folds != 0 and (bool(in_folds) or name is None or name in splits.drawn)
+        number = FEWEST if judged is None else number_of_different(judged)
+        if is_ours and number < FEWEST:
+            raise DataError(
+                f"Only {counted(number, 'query')} can judge, and fewer than {FEWEST} decide"
+                " nothing: add rows."
+            )
         confirmed = None if confirm is None else unread(splits[confirm], *folders)
         training = training.apart_from(chooses, None if in_folds else judged, confirmed)
         if len((judged or training).corpus) < 2:

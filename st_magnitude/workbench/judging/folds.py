@@ -10,6 +10,7 @@ from st_magnitude.data.beir import canonical
 from st_magnitude.data.retrieval import RetrievalData
 
 DEFAULT_FOLDS = 5
+FEWEST = 10  # different queries that can decide what to deploy
 
 
 def folds_of(data: RetrievalData, number: int, seed: int) -> list[set[str]]:

@@ -1,4 +1,5 @@
-"""The search to deploy, next to all others of the same queries, and the gain of training."""
+"""The search to deploy, next to all others of the same queries, the gain of training, and the
+deployed search on queries that chose nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from typing import cast
 import numpy as np
 
 from st_magnitude._checks import counted
+from st_magnitude.data.ranking import Ranking
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.lexical import TOKENS, LexicalIndex
 from st_magnitude.judge import Difference, judge, nothing_found
 from st_magnitude.result import UNSAVED, Result, Table
 from st_magnitude.workbench.judging.choice import (
@@ -22,20 +25,18 @@ from st_magnitude.workbench.judging.choice import (
 )
 from st_magnitude.workbench.judging.controls import CLASSIFIER, Controls
 from st_magnitude.workbench.judging.costs import Cost
-from st_magnitude.workbench.judging.exam import Exam
-from st_magnitude.workbench.judging.folds import number_of_different, where
+from st_magnitude.workbench.judging.exam import DEPTH, Exam
+from st_magnitude.workbench.judging.folds import FEWEST, number_of_different, split_of, where
 
-__all__ = ["AFTER", "BEFORE", "NO_COPIES", "Copies", "Row", "Scored", "Verdict"]
-__all__ += ["nothing_to_deploy", "row_of", "scoring_name", "table_of", "trained_of", "verdict_of"]
+__all__ = ["AFTER", "BEFORE", "Confirmation", "Copies", "Row", "Scored", "Verdict", "confirm"]
+__all__ += ["nothing_to_deploy", "scoring_name", "verdict_of"]
 
 BEFORE = "the pretrained model"
 AFTER = "the trained model"
 
 MANY = 0.05  # share of near copies, above which the others are judged alone as well
-FEWEST = 10  # different queries that can decide what to deploy
 LOW = 0.1  # nDCG@10 below which a file probably names one of many equally good answers
 LEAST = 0.02  # nDCG@10 above chance that is worth a recommendation
-NONE = Controls({})
 
 
 def scoring_name(exponent: float) -> str:
@@ -66,16 +67,18 @@ class Row:
     cost: Cost | None = None  # of its model
 
 
-def table_of(where: str, rows: Iterable[Row], deployed: str = "", note: str = "") -> Table:
+def table_of(where: str, rows: Iterable[Row], other: str = "", note: str = "") -> Table:
     """The rows, next to what is deployed, or to another one of a name, with the costs to serve if
     they are known."""
-    mark = "" if deployed else "deployed"
+    mark = "" if other else "deployed"
     rows = list(rows)
     cells = [[row.name, row.ndcg, mark if row.gain is None else str(row.gain)] for row in rows]
-    columns = ["search", "nDCG@10", f"{deployed or 'what is deployed'} over it"]
+    columns = ["search", "nDCG@10", f"{mark} over it".strip()]
     title = f"nDCG@10 on {where}"
+    if other:
+        title += f", and what {other} has over each search"
     if any(row.cost for row in rows):
-        columns = ["search", "nDCG@10", f"{deployed or 'deployed'} over it", "ms", "docs/s", "MB"]
+        columns += ["ms", "docs/s", "MB"]
         for row, line in zip(rows, cells, strict=True):
             line[2] = str(line[2]).replace(" points", "")
             line += row.cost.cells if row.cost else ["-"] * 3
@@ -108,14 +111,13 @@ class Copies:
     def __str__(self) -> str:
         if not self.number:
             return ""
-        said = f"Up to a word, training rows hold {self.number:,} of these queries"
+        differ = "differs" if self.number == 1 else "differ"
+        said = (
+            f"{self.number:,} of these queries {differ} from a training query by at most one word."
+        )
         if self.others is None:
-            return f"{said}."
-        said += f"; on the {self.others.queries:,} others, the change is {self.others}"
-        return f"{said} against {self.over}."
-
-
-NO_COPIES = Copies(0)
+            return said
+        return f"{said} On the {self.others.queries:,} others: {self.others} over {self.over}."
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,11 @@ class Verdict(Result):
     no_control: str = ""  # why BM25 is none, in a sentence
     name: str = AFTER
     base: str = BEFORE
-    copies: Copies = NO_COPIES  # of training queries
+    copies: Copies = Copies(0)  # of training queries
+    left_out: str = ""  # what the budget did not hold, and one that is enough, in sentences
     # all ways to search, the simplest first
     systems: tuple[System, ...] = field(default=(), repr=False, compare=False, metadata=UNSAVED)
-    controls: Controls = field(default=NONE, repr=False, compare=False, metadata=UNSAVED)
+    controls: Controls = field(default=Controls({}), repr=False, compare=False, metadata=UNSAVED)
 
     @property
     def pretrained(self) -> float:
@@ -153,21 +156,25 @@ class Verdict(Result):
 
     @property
     def deploy(self) -> str:
-        """The decision, or `nothing`; then the classifier, in a line of its own."""
-        if self.decision is None:
-            return self.nothing
-        return f"{self.decision}\n{self._about_classifier}".strip()
+        """The decision, or `nothing`; then, each in a line of its own, the classifier and what was
+        left out."""
+        lines = (self.decision or self.nothing, self._about_classifier, self.left_out)
+        return "\n".join(filter(None, map(str, lines)))
 
     @property
     def headline(self) -> str:
-        """Better, worse or no clear difference, by how much and on how many queries."""
-        said = f"{self.saved.gain.name}: {self.saved.gain} of nDCG@10 against {self.base}"
-        parts = (f"{said}, on {self.where}.", self.copies, self._about_bm25)
+        """Whether the trained model is better or worse, by how much and on how many queries."""
+        of_both = f"between {self.name} and {self.base}"
+        said = {
+            "better": f"{self.name} is better than {self.base}",
+            "worse": f"{self.name} is worse than {self.base}",
+        }.get(self.saved.gain.verdict, f"there is no clear difference {of_both}")
+        said = f"{said[0].upper()}{said[1:]}: {self.saved.gain} of nDCG@10, on {self.where}."
+        parts = (said, self.copies, self._about_bm25, self._about_low_figures)
         return " ".join(filter(None, map(str, parts)))
 
     @property
-    def advice(self) -> str:
-        """What to do where every model is bad; empty where one is good, or nothing was found."""
+    def _about_low_figures(self) -> str:
         if self.nothing or max(self.pretrained, self.saved.ndcg) >= LOW:
             return ""
         return (
@@ -177,20 +184,17 @@ class Verdict(Result):
 
     @property
     def _about_bm25(self) -> str:
-        """A sentence where the saved model is not clearly better than BM25."""
-        if self.over_bm25 is None:
-            return self.no_control
-        if self.over_bm25.is_worse:
-            return "BM25, which needs no training, is better."
-        if self.over_bm25.is_better:
+        if self.over_bm25 is None or self.over_bm25.is_better:
             return ""
-        return "It is not clearly better than BM25, which needs no training."
+        if self.over_bm25.is_worse:
+            return f"BM25 alone is better than {self.name} alone."
+        return "" if self.decision else f"Whether {self.name} is better than BM25 alone is open."
 
     @property
     def _about_classifier(self) -> str:
         """Sentences where what is deployed is not clearly better than a classifier."""
         gain = next((row.gain for row in self.rows if row.name == CLASSIFIER), None)
-        if gain is None or gain.is_better:
+        if self.decision is None or gain is None or gain.is_better:
             return ""
         said = "is better" if gain.is_worse else "is not clearly worse"
         return (
@@ -208,9 +212,15 @@ class Verdict(Result):
         figures = {"queries": self.saved.gain.queries, "pretrained": self.pretrained}
         return figures | super().to_dict()
 
-    def tables(self) -> Iterable[Table]:
-        reference = "" if self.decision else self.name
-        yield table_of(self.where, self.rows, reference, self.no_control)
+    def tables(self) -> Iterable[Table | str]:
+        if self.deploy:
+            yield self.deploy
+        yield self.headline
+        yield self.table
+
+    @property
+    def table(self) -> Table:
+        return table_of(self.where, self.rows, "" if self.decision else self.name, self.no_control)
 
 
 def trained_of(models: Sequence[System], deployed: System) -> System:
@@ -241,7 +251,10 @@ def verdict_of(
     controls = Controls.of(exam, seed)
     systems = systems_of(models, controls.lexical, seed)
     found = {system.name: system for system in systems}
-    nothing = _nothing(systems, seed)
+    found_most = max((system.ranking for system in systems), key=lambda ranking: ranking.mean)
+    over_chance = judge((found_most.ndcg - found_most.by_chance)[found_most.has_answer], seed=seed)
+    different = number_of_different(found_most.data)
+    nothing = nothing_to_deploy(found_most.mean, over_chance, different)
     decision = None
     best = max(models, key=lambda one: one.ranking.mean)
     deployed = after = trained_of(models, best)
@@ -278,7 +291,6 @@ def verdict_of(
 
 
 def _where(exam: Exam, trained: System) -> str:
-    """The queries that judge, as "998 dev queries", and the folds in which a model was trained."""
     data = cast(RetrievalData, exam.judged)
     if not trained.folds:
         return where(data)
@@ -291,14 +303,6 @@ def row_of(system: System, deployed: System, seed: int = 0) -> Row:
     is_deployed = system.ranking is deployed.ranking
     gain = None if is_deployed else deployed.ranking.minus(system.ranking, seed=seed)
     return Row(f"{system.name}{of}", system.ranking.mean, gain, system.cost)
-
-
-def _nothing(systems: Sequence[System], seed: int) -> str:
-    """Why nothing is recommended: no search finds anything to speak of, by which a gain over chance
-    is small or open, or few queries judge. Else empty."""
-    best = max((system.ranking for system in systems), key=lambda ranking: ranking.mean)
-    over_chance = judge((best.ndcg - best.by_chance)[best.has_answer], seed=seed)
-    return nothing_to_deploy(best.mean, over_chance, number_of_different(best.data))
 
 
 def nothing_to_deploy(ndcg: float, over_chance: Difference, queries: int) -> str:
@@ -317,3 +321,63 @@ def nothing_to_deploy(ndcg: float, over_chance: Difference, queries: int) -> str
         judges = counted(queries, "different query")
         return f"At least ten queries are needed, and {judges} judge: nothing is recommended."
     return ""
+
+
+@dataclass(frozen=True)
+class Confirmation(Result):
+    """The deployed search, measured once on queries that chose nothing."""
+
+    split: str
+    queries: int
+    # what is deployed, the best simpler search, the best other one and the pretrained model, as far
+    # as their models were trained on all pairs, and the classifier if the verdict has it
+    rows: tuple[Row, ...]
+    copies: Copies = Copies(0)  # of training queries
+
+    @property
+    def where(self) -> str:
+        return f"{self.queries:,} {self.split} queries"
+
+    def __str__(self) -> str:
+        deployed, *others = self.rows
+        said = f"On {self.where}, {deployed.name} has nDCG@10 {deployed.ndcg:.4f}"
+        over = ", ".join(f"{row.gain} over {row.name}" for row in others)
+        said += f": {over}." if over else "."
+        return f"{said} {self.copies}".strip()
+
+    def tables(self) -> Iterable[Table | str]:
+        yield table_of(self.where, self.rows)
+
+
+def confirm(
+    exam: Exam, models: Sequence[System], verdict: Verdict | None = None, seed: int = 0
+) -> Confirmation | None:
+    """The deployed search, or the trained model, on the queries of an exam that confirm.
+
+    Next to it stand the systems that the decision names and the model that was trained, as far as
+    there are searches of their models, and the classifier.
+    """
+    if exam.confirm is None:
+        return None
+    data = exam.confirm.only(exam.confirm.query_ids)
+    rankings = {model.name: model.confirm for model in models if model.confirm is not None}
+    systems = {system.name: system for system in (verdict.systems if verdict else models)}
+    trained = next(model for model in models if model.base)
+    names = [verdict.name, verdict.base] if verdict else [trained.name, trained.base]
+    if verdict is not None and verdict.decision is not None:
+        decision = verdict.decision
+        names = [decision.name, decision.over, decision.rival, verdict.base]
+    lexical: dict[str, Ranking] = {}
+    found = []
+    for system in (systems[name] for name in dict.fromkeys(filter(None, names))):
+        if system.model and system.model not in rankings:
+            continue
+        if (tokens := system.tokens) and tokens not in lexical:
+            lexical[tokens] = LexicalIndex(data, TOKENS[tokens]).search(data, DEPTH)
+        ranking = system.again(rankings.get(system.model), lexical.get(tokens))
+        found.append(replace(system, ranking=ranking))
+    copies = Copies.of(found[0], found[-1], exam.near_copies, seed)
+    if verdict is not None:
+        found += verdict.controls.confirm(exam)
+    rows = tuple(row_of(system, found[0], seed) for system in found)
+    return Confirmation(split_of(data), len(data.query_ids), rows, copies)

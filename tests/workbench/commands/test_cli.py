@@ -41,10 +41,6 @@ def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
         assert all(f" {option} " in help for option in parameter.opts if option[0] == "-")
 
 
-def test_version():
-    assert invoke("--version").stdout.strip() == stm.__version__
-
-
 def refuse(kind):
     raise kind("choose\nanother")
 
@@ -92,6 +88,8 @@ def test_our_own_faults_keep_their_traceback(monkeypatch, fails, code):
         ("train", {"split": "nope"}, "['dev', 'train']"),
         ("train", {"loss": "cosin"}, "'cosine'?"),
         ("train", {"batch_size": 1}, "'--batch-size'"),
+        ("compare", {"losses": "q-norm"}, "Did you mean 'qnorm'?"),
+        ("compare", {"temperatures": 0}, "temperatures must be a positive number"),
         ("compress", {"threshold": "nan"}, "--threshold must be a finite number"),
     ],
 )
@@ -173,7 +171,8 @@ def test_empty_texts_can_be_left_out(data_folder, static_path, tmp_path, command
 def test_the_documented_sequence_runs(data_folder, tiny_path, tmp_path, monkeypatch, source):
     """On one model, with the arguments as printed."""
     monkeypatch.chdir(tmp_path)
-    rows = [(QUERIES[q], CORPUS[d]) for q, found in RELEVANT_DOCS.items() for d in found]
+    pairs = [(QUERIES[q], CORPUS[d]) for q, found in RELEVANT_DOCS.items() for d in found]
+    rows = [(f"{query} {more}", text) for more in ("now", "") for query, text in pairs]
     for name, columns in (("faq.csv", ("q", "a")), ("my.csv", ("question", "answer"))):
         with (tmp_path / name).open("w", newline="") as file:
             csv.writer(file).writerows([columns, *rows])

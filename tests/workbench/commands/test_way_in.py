@@ -4,6 +4,7 @@ import copy
 import csv
 import json
 import re
+import shlex
 
 import pytest
 from _calls import call, taking
@@ -48,8 +49,9 @@ def test_a_table_is_judged_in_folds_and_found_by_search(pairs, tmp_path):
     said = " ".join(said.split())
     assert (
         said.index("by cross-validation")
-        < said.index("Saved to")
         < said.index("pretrained model 0.")
+        < said.index("Deploy ")
+        < said.index("Saved to")
     )
     assert "BM25 finds a word in common with an answer for 0 of 58 queries only" in said
     assert "test queries" in said
@@ -90,9 +92,9 @@ HALF = Fusion(0.5, 1.0, 2.0, "words")
     ("decision", "system", "weight", "said"),
     [
         (None, None, 1.0, ""),
-        (("the trained model", "", "."), None, 1.0, ""),
+        (("the trained", "", "."), None, 1.0, "the trained, as recommended. Others by --system: "),
         (("the trained one with BM25", HALF, "."), None, 0.5, "0.5 model + 0.5 BM25 of words"),
-        (("the trained one with BM25", HALF, "."), "the model", 1.0, ""),
+        (("the trained one with BM25", HALF, "."), "the model", 1.0, "Searching with the model."),
         (("the trained one with BM25", HALF, "."), "bm25", 0.0, "Searching with BM25 (words)."),
         (("BM25", "words", ""), None, 0.0, "Searching with BM25 (words), as recommended"),
         (("another", "", "{elsewhere}"), None, 1.0, "Searching with another, as recommended"),
@@ -149,7 +151,9 @@ def test_known_data_are_told_of_in_short(static_path, tmp_path, command):
     assert "30 documents; queries" not in said
     if command != "search":
         said = invoke(*call(command, model="none", data=tmp_path / "pairs.csv")).output
-        assert len(said.splitlines()) == 1
+        assert said.startswith("Error: There is no model at")
+        assert said.count(". ") == 1
+        assert max(map(len, said.splitlines())) <= 80
 
 
 def test_decisions_that_cannot_be_followed_are_refused(recommended):
@@ -186,10 +190,19 @@ def test_another_model_is_weighed_and_a_table_compared_in_folds(
     """58 of 64 queries are in train and dev of `train`, and outside of dev in `compare`."""
     words = [*COLOURS, *THINGS, *"01234567"]
     bag(words, similarity="cosine").save_pretrained(str(tmp_path / "bow"))
+    pairs = pairs.rename(tmp_path / "my pairs.csv")
     options = {"data": pairs, "model": small_static, "output": tmp_path / "out", "batch_size": 8}
+    options |= {"columns": "query=question,document=answer", "report": tmp_path / "report.html"}
     if command == "compare":
         options |= {"losses": "cosine", "learning_rates": 0.03, "temperatures": 0.1, "epochs": 1}
-    found = figures(command, also=tmp_path / "bow", report=tmp_path / "report.html", **options)
+    done = invoke(command, also=tmp_path / "bow", json=True, **options)
+    found = json.loads(done.stdout)
+    screen = done.stderr.splitlines()[-24:]
+    is_deployed = [line.startswith("Deploy ") for line in screen]
+    assert any(is_deployed[screen.index(next(x for x in screen if "over it" in x)) :])
+    words = shlex.split(screen[-1].removeprefix("Try it: st-magnitude "))
+    assert words[-1] == "a question"
+    assert invoke(*words).exit_code == 0
     verdict = found["dev" if command == "train" else "test"]
     assert verdict["where"] == "58 queries, held out in 5 folds"
     names = [row["name"] for row in verdict["rows"]]

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import re
+import shlex
 import shutil
 import time
 from dataclasses import replace
@@ -104,15 +105,6 @@ def test_the_defaults_of_train_are_the_first_candidate(folder, model_path, tmp_p
     assert ours == usual
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"losses": ["q-norm"]}, "Did you mean 'qnorm'?"), ({"temperatures": [0.0]}, "temperatures")],
-)
-def test_settings_are_checked(settings, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        CompareConfig(**settings)
-
-
 def exam(data, config):
     found = exam_of(stm.load_splits(data), NOVICE, (), config)
     assert not found.folds
@@ -211,8 +203,8 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
     assert row in (output / "model" / "README.md").read_text().replace(" (saved)", "")
     decision = Decision.load(output / "model")
     assert to_plain(decision) == test["decision"]
-    options = {"data": folder, "model": model_path, "output": output / "again"}
-    command_figures("train", *figures["train_options"].split(), **options)
+    options = {"data": folder, "output": output / "again"}
+    command_figures("train", *shlex.split(figures["train_options"]), **options)
     again, before = (stm.load(str(output / name)).state_dict() for name in ("again", "model"))
     assert all(torch.equal(again[name], value) for name, value in before.items())
     with pytest.raises(FileExistsError, match="is not empty"):
@@ -278,9 +270,7 @@ def test_a_budget_that_is_too_short_deploys_nothing(
     if is_slow:
         assert clock[0] == 40
         assert (result.left_out, result.not_compared) == (3, ("qnorm",))
-        assert "Nothing is recommended: the budget was over after one candidate" in said
-        assert result.to_dict()["winner"] is None
-        assert not re.search("Train with|Train again", said)
+        assert "The budget held 1 of 4 candidates. Not compared" in said
     else:
         assert result.winner.steps == 10
         assert "--max-steps 40" in result.train_options  # which the budget cut
@@ -369,7 +359,7 @@ def test_plain_cosine_at_its_best_setting_on_dev_is_the_control(
     assert result.winner == (result.cosine if finds else result.first)
     said = "no clear difference" if finds else "better"
     assert f"against {result.cosine.name}: {said}" in result.recommendation
-    shown = str(result.test_table)
+    shown = str(result.test.table)
     assert result.cosine.name in shown
     assert "cosine tau=0.05" not in shown
 
@@ -391,12 +381,10 @@ def result_with(first, over_cosine, over_pretrained=CLEAR):
 @pytest.mark.parametrize(
     ("result", "winner", "parts"),
     [
-        (result_with("qnorm", CLEAR), "qnorm", ["better"]),
-        (result_with("qnorm", LEVEL), "cosine", ["no clear difference"]),
         (result_with("qnorm", LOSS), "cosine", ["worse"]),
-        (result_with("cosine", None), "cosine", ["Better: +2.0 points"]),
-        (result_with("cosine", None, LEVEL), "cosine", ["No clear difference: +1.0"]),
-        (result_with("qnorm", CLEAR, LOSS), "qnorm", ["Keep the pretrained model. The"]),
+        (result_with("cosine", None), "cosine", ["Train with", "is better than the pretrained"]),
+        (result_with("cosine", None, LEVEL), "cosine", ["There is no clear difference", ": +1.0"]),
+        (result_with("qnorm", CLEAR, LOSS), "qnorm", ["If you train at all, train with"]),
     ],
 )
 def test_the_verdict(result, winner, parts):

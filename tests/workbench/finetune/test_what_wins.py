@@ -219,6 +219,7 @@ ENCODERS = ["the encoder", "the trained encoder"]
         ("by the estimate", ENCODERS, "The encoder is left out: it encodes"),
         ("a pass", ENCODERS, "The encoder is left out: it takes longer than was estimated"),
         ("a step", ENCODERS[1:], "The trained encoder is left out: it takes longer than"),
+        ("a training", ENCODERS[1:], "The encoder is weighed as it comes, as its training takes"),
     ],
 )
 def test_what_the_budget_does_not_hold_is_left_out(
@@ -240,7 +241,8 @@ def test_what_the_budget_does_not_hold_is_left_out(
 
     step = SentenceTransformerTrainer.training_step
     monkeypatch.setattr(Cost, "of", lambda *_: Cost(1.0, documents, 1.0))
-    monkeypatch.setattr("st_magnitude.workbench.finetune.run.seconds_per_step", lambda *_: 1.0)
+    pace = 3600.0 if slow == "a training" else 1.0
+    monkeypatch.setattr("st_magnitude.workbench.finetune.run.seconds_per_step", lambda *_: pace)
     monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=perf_counter))
     monkeypatch.setattr(SentenceTransformerTrainer, "training_step", training_step)
     lines = []
@@ -249,19 +251,24 @@ def test_what_the_budget_does_not_hold_is_left_out(
     names = [system.name for system in verdict.systems]
     assert [name for name in MODELS if name not in names] == left_out
     assert said in " ".join(lines)
+    for place in (verdict.deploy, (tmp_path / "out" / "README.md").read_text()):
+        assert (f"\n{said}" in place) == bool(left_out)
 
 
 @pytest.mark.parametrize("folds", [None, 3])
 def test_the_verdict_names_the_folds_of_the_model_that_it_is_about(
-    two, rows, tmp_path, deploys, folds
+    two, rows, tmp_path, deploys, capsys, caplog, folds
 ):
     """The table has five by default, and the encoder two."""
     splits = stm.load_splits([row | {"split": "train"} for row in rows])
     for name, usual in (("the trained table", 5), ("the trained encoder with BM25", 2)):
         deploys(name)
-        config = TrainConfig(max_steps=1, batch_size=8, folds=folds)
+        config = TrainConfig(max_steps=1, batch_size=64, folds=folds)
+        caplog.clear()
         verdict = train(None, splits, tmp_path / name, config).verdict
         assert verdict.where == f"54 queries, held out in {folds or usual} folds"
+        assert f"The encoder, {folds or 2} folds: " in capsys.readouterr().err
+        assert caplog.text.count("The batch size of 64 is more than") == 1
 
 
 @pytest.mark.parametrize("has_table", [True, False])

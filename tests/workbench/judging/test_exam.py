@@ -1,5 +1,7 @@
 """Who trains and who judges, by the splits, the kind of the model and what it has read."""
 
+from contextlib import nullcontext
+
 import pytest
 from _lookup import tokenizer_of
 from datasets import Dataset
@@ -93,16 +95,14 @@ def test_near_copies_are_counted_wherever_a_query_judges(kind):
 
 
 def test_queries_are_held_out_for_what_a_comparison_lacks(monkeypatch):
-    monkeypatch.setattr("st_magnitude.workbench.judging.exam.MOST_HELD_OUT", 3)
+    for name in ("MOST_HELD_OUT", "FEWEST"):
+        monkeypatch.setattr(f"st_magnitude.workbench.judging.exam.{name}", 3)
     exam = Exam.of(splits_of("train"), encoder(), **COMPARE)
     parts = [exam.train.queries, exam.choose.queries, exam.judged.queries]
     assert sum(map(len, parts)) == len(set().union(*parts)) == NUMBER
     assert 1 <= len(exam.choose.query_ids) <= 3
     assert where(exam.choose).endswith(" dev queries")
-    assert [note.partition(":")[0] for note in exam.notes] == [
-        "There is no dev split",
-        "There is no test split",
-    ]
+    assert [note[:21] for note in exam.notes] == ["There is no dev split", "There is no test spli"]
     monkeypatch.undo()
     exam = Exam.of(splits_of("train"), table(), **COMPARE)
     assert "16 queries outside of dev judge the result, by cross-validation." in exam.notes[1]
@@ -142,6 +142,27 @@ def test_one_document_is_refused():
     data = RetrievalData({"q": "which?"}, {"d": "one"}, {"q": {"d"}})
     with pytest.raises(DataError, match="one document"):
         Exam.of(stm.load_splits({"train": data}), encoder())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "drawn", "options", "is_refused"),
+    [
+        ({"train": 20, "dev": 9}, {"dev"}, {}, True),
+        ({"train": 20, "dev": 10}, {"dev"}, {}, False),
+        ({"train": 20, "dev": 9}, set(), {}, False),  # as the user wants it
+        ({"train": 20, "dev": 9}, {"dev"}, {"folds": 0}, False),
+        ({"train": 9}, set(), {"folds": 2}, True),
+        ({"train": 10}, set(), {"folds": 2}, False),
+    ],
+)
+def test_too_few_queries_to_judge_are_refused(sizes, drawn, options, is_refused):
+    whole = splits_of(*sizes)
+    parts = {x: whole[x].only({f"{x}-{i}" for i in range(n)}) for x, n in sizes.items()}
+    splits = stm.load_splits(parts)
+    splits.drawn = drawn
+    said = "Only 9 queries can judge, and fewer than 10 decide nothing: add rows"
+    with pytest.raises(DataError, match=said) if is_refused else nullcontext():
+        Exam.of(splits, encoder(), **options)
 
 
 @pytest.mark.parametrize("folds", [1, NUMBER + 1])
