@@ -49,7 +49,8 @@ def refuse_other_folder(what: str, path: str) -> None:
 
 def not_found(what: str, path: str, error: Exception) -> OSError:
     """The error of a name that no folder has, for which the hub has given an error."""
-    said = shorten(str(error).partition(". ")[0], 200, placeholder="...")
+    first, *_ = " ".join(str(error).split()).split(". ")
+    said = shorten(first, 200, placeholder="...")
     return OSError(
         f"There is no {what} at {path!r}: no folder has this name, and the hub gave no such"
         f" model ({said}). Check the name and the network, or give a folder."

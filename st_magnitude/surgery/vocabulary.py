@@ -245,7 +245,7 @@ def remembered_tokens(model: SentenceTransformer) -> Iterator[None]:
 
 
 class _Encoding(NamedTuple):
-    """What a static table reads of an encoding."""
+    """The part of an encoding that a static table reads."""
 
     ids: array[int]
 

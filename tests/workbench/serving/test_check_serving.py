@@ -358,7 +358,8 @@ TOKENS = [3, 5, 8, 20, 30, 40, 64, 64]
     ],
 )
 def test_a_cut_changes_all_texts_from_a_length_on(others, limit, name):
-    model = SimpleNamespace(max_seq_length=limit, similarity_fn_name="cosine", prompts={})
+    model = torch.nn.Module()
+    vars(model).update(max_seq_length=limit, similarity_fn_name="cosine", prompts={})
     expected = np.eye(8)
     served = expected.copy()
     served[others] = np.roll(served[others], 1, axis=1)
