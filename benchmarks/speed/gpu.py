@@ -15,7 +15,7 @@ and features, tokens count padding, and passes are calls of the encoder. "tokens
 is how many take as long as one more pass, which `st_magnitude/losses/groups.py` plans with.
 
 Expected, before measuring: a pass costs 4,000 tokens for MiniLM, 1,000 for base, and 2,000 for
-ModernBERT; ours take .4 to 1 of MNRL's time, and with flash attention gain by copies alone.
+ModernBERT; ours take .4 to 1 of MNRL's time, and gain nothing with flash attention.
 
 **Losses alone**: forward and backward on embeddings under autocast. MNRL and CachedMNRL multiply in
 bfloat16, ours in float32, or in TF32 where the script says so. A cell is ms / MiB / share. MiB is

@@ -161,7 +161,7 @@ def test_the_script(place, tmp_path, launcher):
     (block,) = [x for x in python_blocks(ROOT / "docs" / "train.md") if "def main" in x]
     say = "    print(f'processes {trainer.args.world_size};')\n"
     script = block.replace(HUB_ID, str(place / "model")).replace(
-        "report_to=[],", "report_to=[], use_cpu=True,"
+        "report_to=[]", "report_to=[], use_cpu=True"
     )
     script = script.replace("    trainer.save_model", say + "    trainer.save_model")
     script += "    import time\n\n    time.sleep(1)  # for gloo's threads, see the page\n"
@@ -169,7 +169,7 @@ def test_the_script(place, tmp_path, launcher):
     done = python(*LAUNCHERS[launcher], "train.py", cwd=tmp_path)
     assert re.findall(r"processes (\d);", done.stdout) == ["2", "2"]
     trained = SentenceTransformer(str(tmp_path / "my-retriever"), device="cpu")
-    assert trained.similarity_fn_name == "dot"
+    assert trained.similarity_fn_name == "cosine"
 
 
 RANKS = ["train", "--data", "data", "--model", "model", "--loss", "learnable"]
