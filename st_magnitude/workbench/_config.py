@@ -35,7 +35,7 @@ Floats = Sequence[float] | None
 Names = Sequence[str] | None
 
 # Options of several configurations
-MaxLength = Annotated[int | None, Option(min=1, help="Tokens to read of a text; default: as the model.")]
+MaxLength = Annotated[int | None, Option(min=1, help="Tokens of a text; default: as the model.")]
 MiniBatchSize = Annotated[int | None, Option(min=1, help="Texts at a time, to save memory.")]
 Negatives = Annotated[
     int | None,
