@@ -124,6 +124,7 @@ def test_unknown_names_are_refused(static_model, task, tmp_path):
     with pytest.raises(ValueError, match="pass its folder"):
         evaluate(static_model, [], tmp_path)
     for model, tasks, named in (("nowhere", [], "nowhere"), (static_model, ["None"], "None")):
-        with pytest.raises(ValueError, match=named) as refused:
+        # older releases of mteb ask the hub first
+        with pytest.raises((ValueError, OSError), match=named) as refused:
             evaluate(model, tasks)
         assert "KeyError" not in str(refused.value)
