@@ -51,8 +51,8 @@ class Term:
 
 def check_terms(terms: Sequence[Term], width: float) -> None:
     """Refuses no terms, other objects, and prefixes of more coordinates than embeddings have."""
-    if other := next((x for x in terms if not isinstance(x, Term)), None):
-        raise InputError(f"terms are objects of Term, such as Term(dim=128); got {other!r}.")
+    if others := [x for x in terms if not isinstance(x, Term)]:
+        raise InputError(f"terms are objects of Term, such as Term(dim=128); got {others[0]!r}.")
     if not terms:
         raise InputError("Give at least one Term, such as terms=[Term(temperature=0.05)].")
     if too_long := sorted({x.dim for x in terms if x.dim is not None and x.dim > width}):

@@ -243,6 +243,7 @@ def test_a_matryoshka_of_a_table_is_that_of_sentence_transformers(static_path):
         ({"similarity": "euclidean"}, "euclidean"),
         ({"terms": ()}, "at least one Term"),
         ({"terms": [32, 16]}, r"Term\(dim=128\); got 32"),
+        ({"terms": [None]}, "such as .* got None"),
         ({"scale": 50.0, "temperature": 0.02}, "set the same factor"),
         ({"labels": "rating"}, "labels must be one of"),
         ({"gather_across_devices": "all"}, "gather_across_devices must be one of"),
